@@ -1,0 +1,113 @@
+"""DepthCache: the keys and values of every position at every recurrence depth."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from loopscope.errors import ContextError, DepthError
+
+if TYPE_CHECKING:
+    from loopscope.models.config import LoopedConfig
+
+# Above this many positions the causal mask is built call by call: a full square would cost more memory than the cache.
+_SQUARE_MASK_LIMIT = 4096
+
+
+class DepthCache:
+    """Preallocated K/V, one K and one V tensor per layer, shape [batch, slots, kv_heads, capacity, d_head].
+
+    Prelude and coda layers have one slot, core layers one per depth. `length` is the materialised prefix C: the
+    positions whose K/V exist at all depths and were written by verified rows only. Rows in flight use the same
+    buffers just beyond it, so committing advances `length` and copies nothing, and rejecting is not advancing it.
+
+    Depth r lies in slot `depth - r`. Descending order makes a wave (deepest row first, positions ascending) a
+    regular stride through memory, which attention can read in place.
+    """
+
+    def __init__(self, config: LoopedConfig, capacity: int, depth: int, batch: int = 1,
+                 dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
+        if depth < 1:
+            raise DepthError(f"a cache needs a depth of at least 1, got {depth}")
+        if capacity > config.context:
+            raise ContextError(
+                f"{capacity} positions were asked for, but this model's context is {config.context}; "
+                "shorten the prompt or lower max_new_tokens")
+        self.capacity, self.depth, self.batch = capacity, depth, batch
+        self.dtype, self.device = dtype, torch.device(device)
+        self.length = 0
+
+        def pair(slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+            shape = (batch, slots, config.n_kv_heads, capacity, config.d_head)
+            return (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
+
+        self.prelude = [pair(1) for _ in range(config.n_prelude)]
+        self.core = [pair(depth) for _ in range(config.n_core)]
+        self.coda = [pair(1) for _ in range(config.n_coda)]
+        self._square: torch.Tensor | None = None
+
+    def slot(self, depth: int) -> int:
+        """The core slot of depth r. Raises DepthError outside 1..depth."""
+        if not 1 <= depth <= self.depth:
+            raise DepthError(f"depth {depth} is outside the cache, which holds depths 1 to {self.depth}; "
+                             "make the cache deeper or run fewer recurrences")
+        return self.depth - depth
+
+    def check_positions(self, end: int) -> None:
+        if end > self.capacity:
+            raise ContextError(f"position {end - 1} is beyond the cache, which holds {self.capacity} positions")
+
+    def commit(self, length: int) -> None:
+        """The first `length` positions are now materialised."""
+        if length > self.capacity:
+            raise ContextError(f"cannot commit {length} positions to a cache of {self.capacity}")
+        self.length = length
+
+    def keys(self, layer: int, depth: int, length: int | None = None) -> torch.Tensor:
+        """Core keys at one depth, a view [batch, kv_heads, length, d_head]; default: the materialised prefix."""
+        return self.core[layer][0][:, self.slot(depth), :, : self.length if length is None else length]
+
+    def values(self, layer: int, depth: int, length: int | None = None) -> torch.Tensor:
+        """Core values at one depth, a view [batch, kv_heads, length, d_head]; default: the materialised prefix."""
+        return self.core[layer][1][:, self.slot(depth), :, : self.length if length is None else length]
+
+    def materialised(self) -> dict[str, torch.Tensor]:
+        """Views of all K/V of the prefix C, by name: what two decoders are compared by."""
+        out = {}
+        for part in ("prelude", "core", "coda"):
+            for layer, (k, v) in enumerate(getattr(self, part)):
+                out[f"{part}.{layer}.k"] = k[:, :, :, : self.length]
+                out[f"{part}.{layer}.v"] = v[:, :, :, : self.length]
+        return out
+
+    def clone(self) -> DepthCache:
+        """An independent copy (controls of an intervention overwrite values in it)."""
+        other = object.__new__(DepthCache)
+        other.__dict__.update(self.__dict__)
+        for part in ("prelude", "core", "coda"):
+            setattr(other, part, [(k.clone(), v.clone()) for k, v in getattr(self, part)])
+        return other
+
+    def causal(self, start: int, count: int) -> torch.Tensor:
+        """Additive mask [count, start + count]: row i reads positions 0..start+i."""
+        end = start + count
+        if self.capacity > _SQUARE_MASK_LIMIT:
+            return _causal(start, count, end, self.dtype, self.device)
+        if self._square is None:
+            self._square = _causal(0, self.capacity, self.capacity, self.dtype, self.device)
+        return self._square[start:end, :end]
+
+    def causal_at(self, positions: tuple[int, ...]) -> torch.Tensor:
+        """Additive mask [n, last + 1] for rows at any increasing positions."""
+        rows = [self.causal(p, 1)[0] for p in positions]
+        end = positions[-1] + 1
+        mask = torch.full((len(rows), end), float("-inf"), dtype=self.dtype, device=self.device)
+        for i, row in enumerate(rows):
+            mask[i, : len(row)] = row
+        return mask
+
+
+def _causal(start: int, count: int, end: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    mask = torch.full((count, end), float("-inf"), dtype=dtype, device=device)
+    return mask.triu_(diagonal=start + 1)

@@ -1,0 +1,1 @@
+"""The one model class and the families it runs."""

@@ -1,0 +1,31 @@
+"""`loopscope.load`: any supported checkpoint, with TransformerLens hooks where transformer-lens is installed."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+from loopscope.models.loading import load_core
+
+if TYPE_CHECKING:
+    from loopscope.models.hooked import LoopedModel
+    from loopscope.models.looped import LoopedCore
+
+
+def load(source: str | os.PathLike, device: str | torch.device | None = None, dtype: torch.dtype | None = None,
+         hooked: bool = True) -> LoopedModel | LoopedCore:
+    """Load a looped model.
+
+    source: a shipped model's name ('tiny-huginn', 'tiny-ouro') or a folder with config.json and safetensors files
+    under official names. dtype: float32 unless given. hooked: wrap it in a LoopedModel with hooks at every depth;
+    False gives the LoopedCore, which decodes without importing transformer-lens.
+    Raises UnknownModelError, CheckpointError.
+    """
+    core = load_core(source, device, dtype)
+    if not hooked:
+        return core
+    from loopscope.models.hooked import LoopedModel
+
+    return LoopedModel(core)

@@ -1,0 +1,265 @@
+"""LoopedCore: the one model class, without TransformerLens. Every family, every decoder and every probe runs on it.
+
+    embed(tokens, rows, cache)                -> x       embedding and prelude; what is injected at every recurrence
+    start(x, rows, seed, start_state)         -> state   s_0, a pure function of (seed, sequence, position)
+    recur(state, x, rows, cache, policy)      -> state   ONE recurrence of n rows, whatever their positions and depths
+    read(state, rows, cache)                  -> logits  coda, final norm, head
+    forward(tokens, depth)                    -> logits  the full pass
+
+Without rows and cache each works on whole sequences, causally: that is what training and hooked passes use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from loopscope.attention import core_plan, outer_plan
+from loopscope.cache import DepthCache
+from loopscope.errors import ContextError, DepthError, PromptError, SettingError
+from loopscope.models.config import LoopedConfig
+from loopscope.models.layers import Block, RMSNorm, rotary_angles
+from loopscope.rows import ALIGNED, At, Chain, Forest, ReadPolicy, Rows
+from loopscope.start import keyed_normal
+from loopscope.text import TextMixin
+
+_START_CHUNK = 64  # start states are made this many positions at a time, so a decode loop rarely makes any
+
+
+class LoopedCore(TextMixin, nn.Module):
+    """A looped language model: prelude, a core block applied T times, coda. Families subclass and wire it.
+
+    A subclass supplies `block_class`, `rotary`, `read_config`, `official_names` and, where it differs, `inject`,
+    `close_loop` and `readout`.
+    """
+
+    family: ClassVar[str]
+    block_class: ClassVar[type[Block]]
+    rotary: ClassVar[type]
+
+    def __init__(self, config: LoopedConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokenizer = None
+        self.source: str | None = None
+
+        def blocks(n: int) -> nn.ModuleList:
+            return nn.ModuleList(self.block_class(config, self.rotary) for _ in range(n))
+
+        self.wte = nn.Embedding(config.vocab_size, config.d_model)
+        self.prelude, self.blocks, self.coda = blocks(config.n_prelude), blocks(config.n_core), blocks(config.n_coda)
+        self.norm = RMSNorm(config.d_model, config.norm_eps)
+        self.adapter = nn.Linear(2 * config.d_model, config.d_model, bias=False) if config.injects else None
+        self.head = None if config.tied else nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self._table: Tensor | None = None
+        self._start_chunk = lru_cache(maxsize=64)(self._make_start_chunk)
+
+    # ---- what a family supplies -----------------------------------------------------------------------------
+
+    @classmethod
+    def read_config(cls, raw: Mapping[str, Any]) -> LoopedConfig:
+        raise NotImplementedError
+
+    @classmethod
+    def official_names(cls, config: LoopedConfig) -> dict[str, tuple[str, ...]]:
+        """Own parameter name -> official names; several are concatenated along dim 0."""
+        raise NotImplementedError
+
+    @classmethod
+    def optional_names(cls, config: LoopedConfig) -> dict[str, str]:
+        """Official tensors a checkpoint may hold and we do not need -> why."""
+        return {}
+
+    def inject(self, state: Tensor, x: Tensor) -> Tensor:
+        """What enters the first core block."""
+        return state
+
+    def close_loop(self, state: Tensor) -> Tensor:
+        """What leaves one recurrence."""
+        return state
+
+    def before_coda(self, state: Tensor) -> Tensor:
+        return state
+
+    def before_head(self, h: Tensor) -> Tensor:
+        return h
+
+    # ---- the five calls -------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_config(cls, config: LoopedConfig) -> LoopedCore:
+        """An untrained model of the family that `config` names."""
+        from loopscope.models.registry import family_class
+
+        return family_class(config.family)(config)
+
+    @property
+    def core(self) -> LoopedCore:
+        """Itself: decoders and probes take a LoopedCore or the LoopedModel around one."""
+        return self
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.wte.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.wte.weight.device
+
+    @property
+    def has_start_state(self) -> bool:
+        """Whether a start state is drawn at all; otherwise the state starts as the embedding."""
+        return self.config.state_std is not None
+
+    def embed(self, tokens: Tensor, rows: Rows | None = None, cache: DepthCache | None = None, tap=None) -> Tensor:
+        """tokens [batch, n] (int64) -> x [batch, n, d_model]."""
+        rows = rows or Chain(0, tokens.shape[1])
+        self._check_context(rows)
+        x = self.wte(tokens)
+        if self.config.embed_scale != 1.0:
+            x = x * self.config.embed_scale
+        if tap is not None:
+            x = tap.embed(x)
+        if len(self.prelude):
+            plan = outer_plan(rows, cache)
+            table = plan.rotary(self.rotary_table)
+            for layer, block in enumerate(self.prelude):
+                x = block(x, plan, cache and cache.prelude[layer], table, tap and tap.prelude(layer, rows))
+        return x
+
+    def start(self, x: Tensor, rows: Rows | None = None, *, seed: int = 0, sequence: int = 0,
+              start_state: str | Tensor | None = None) -> Tensor:
+        """s_0 [batch, n, d_model] of the rows.
+
+        start_state: None, the family's own (Huginn: a truncated normal keyed by (seed, sequence, position), the same
+        for every batch row, so that a row does not depend on its neighbours); "zero"; or a tensor
+        [batch or 1, positions, d_model] indexed by absolute position.
+        """
+        if start_state is None and not self.has_start_state:
+            return x
+        if not self.has_start_state:
+            raise SettingError(f"{self.family} starts from its embedding; it has no start state to set")
+        if isinstance(start_state, str):
+            if start_state != "zero":
+                raise SettingError(f"start_state {start_state!r} is unknown; use None, 'zero' or a tensor")
+            return torch.zeros_like(x)
+        rows = rows or Chain(0, x.shape[1])
+        positions = rows.at if isinstance(rows, Forest) else rows.positions
+        if isinstance(start_state, Tensor):
+            last = max(rows.positions)
+            if start_state.ndim != 3 or start_state.shape[2] != x.shape[2] or start_state.shape[1] <= last \
+                    or start_state.shape[0] not in (1, x.shape[0]):
+                raise SettingError(f"start_state must be [batch, positions, d_model] = [{x.shape[0]}, >= {last + 1}, "
+                                   f"{x.shape[2]}], got {list(start_state.shape)}")
+            return start_state[:, positions].to(x).expand_as(x)
+        if isinstance(rows, (Chain,)) and rows.start // _START_CHUNK == (rows.start + rows.count - 1) // _START_CHUNK:
+            chunk = self._start_chunk(seed, sequence, rows.start // _START_CHUNK, x.dtype, x.device)
+            offset = rows.start % _START_CHUNK
+            return chunk[offset : offset + rows.count].expand_as(x)
+        chunks = [self._start_chunk(seed, sequence, i, x.dtype, x.device)
+                  for i in range(max(rows.positions) // _START_CHUNK + 1)]
+        return torch.cat(chunks)[positions].expand_as(x)
+
+    def recur(self, state: Tensor, x: Tensor, rows: Rows | None = None, cache: DepthCache | None = None,
+              policy: ReadPolicy = ALIGNED, tap=None) -> Tensor:
+        """One recurrence of n rows: state, x [batch, n, d_model] -> state [batch, n, d_model]."""
+        rows = rows or Chain(0, state.shape[1])
+        plan = core_plan(rows, cache, policy)
+        table = plan.rotary(self.rotary_table)
+        h = self.inject(state, x)
+        for layer, block in enumerate(self.blocks):
+            h = block(h, plan, cache and cache.core[layer], table, tap and tap.block(layer, rows))
+        h = self.close_loop(h)
+        return h if tap is None else tap.state(h, rows)
+
+    def read(self, state: Tensor, rows: Rows | None = None, cache: DepthCache | None = None, tap=None) -> Tensor:
+        """state [batch, n, d_model] -> logits [batch, n, vocab]."""
+        rows = rows or Chain(0, state.shape[1])
+        h = self.before_coda(state)
+        if len(self.coda):
+            plan = outer_plan(rows, cache)
+            table = plan.rotary(self.rotary_table)
+            for layer, block in enumerate(self.coda):
+                h = block(h, plan, cache and cache.coda[layer], table, tap and tap.coda(layer, rows))
+        h = self.before_head(h)
+        if tap is not None:
+            h = tap.final(h)
+        return nn.functional.linear(h, self.wte.weight if self.head is None else self.head.weight)
+
+    def forward(self, tokens: Tensor, depth: int | None = None, *, start_state: str | Tensor | None = None,
+                seed: int = 0, cache: DepthCache | None = None, tap=None) -> Tensor:
+        """tokens [batch, n] or [n] -> logits [batch, n, vocab] after `depth` recurrences (default: T).
+
+        With a cache the pass continues from `cache.length`, writes K/V at every depth and commits them.
+        """
+        depth = self.check_depth(depth)
+        tokens = self.as_tokens(tokens)
+        begin = 0 if cache is None else cache.length
+        count = tokens.shape[1]
+        x = self.embed(tokens, Chain(begin, count), cache, tap)
+        state = self.start(x, Chain(begin, count), seed=seed, start_state=start_state)
+        for r in range(1, depth + 1):
+            state = self.recur(state, x, Chain(begin, count, r), cache, tap=tap)
+        logits = self.read(state, Chain(begin, count, depth), cache, tap)
+        if cache is not None:
+            cache.commit(begin + count)
+        return logits
+
+    # ---- helpers --------------------------------------------------------------------------------------------
+
+    def make_cache(self, capacity: int, depth: int | None = None, batch: int = 1) -> DepthCache:
+        """A DepthCache of this model's sizes, dtype and device."""
+        return DepthCache(self.config, capacity, self.check_depth(depth), batch, self.dtype, self.device)
+
+    def check_depth(self, depth: int | None) -> int:
+        """`depth`, or T. Raises DepthError below 1 or for anything that is not a whole number."""
+        if depth is None:
+            return self.config.depth
+        if isinstance(depth, bool) or not isinstance(depth, int):
+            raise DepthError(f"depth must be a whole number of recurrences, got {depth!r}")
+        if depth < 1:
+            raise DepthError(f"depth must be at least 1 recurrence, got {depth}")
+        return depth
+
+    def as_tokens(self, tokens: Tensor) -> Tensor:
+        """[n] or [batch, n] -> [batch, n] on this device; PromptError for empty input or ids beyond the vocabulary."""
+        if tokens.ndim == 1:
+            tokens = tokens[None]
+        if tokens.ndim != 2 or tokens.shape[1] == 0:
+            raise PromptError(f"tokens must be [batch, positions] with at least one position, got {list(tokens.shape)}")
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= self.config.vocab_size:
+            raise PromptError(f"token id {low if low < 0 else high} is outside the vocabulary (0 to {self.config.vocab_size - 1})")
+        return tokens.to(self.device)
+
+    @property
+    def rotary_table(self) -> Tensor:
+        """The rotary table for every position of the context, made on first use (it is not a parameter)."""
+        if self._table is None or self._table.device != self.device \
+                or (self._table_dtype != self.dtype):
+            with torch.inference_mode(False):
+                angles = rotary_angles(self.config.d_head, self.config.rope_theta, self.config.context)
+                self._table = self.rotary.table(angles, self.dtype).to(self.device)
+            self._table_dtype = self.dtype
+        return self._table
+
+    def _make_start_chunk(self, seed: int, sequence: int, index: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        with torch.inference_mode(False):
+            draw = keyed_normal(seed, sequence, index * _START_CHUNK, _START_CHUNK, self.config.d_model, self.config.state_std)
+            return draw.to(device=device, dtype=dtype)
+
+    def _check_context(self, rows: Rows) -> None:
+        end = rows.start + rows.count if isinstance(rows, Chain) else max(rows.positions) + 1
+        if end > self.config.context:
+            raise ContextError(f"position {end - 1} is beyond this model's context of {self.config.context} positions; "
+                               "shorten the prompt or ask for fewer new tokens")
+
+    def save_pretrained(self, folder) -> None:
+        """Write config.json and model.safetensors with official keys and names."""
+        from loopscope.models.loading import save_checkpoint
+
+        save_checkpoint(self, folder)

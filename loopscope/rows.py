@@ -1,0 +1,136 @@
+"""Rows: what one call works on. ReadPolicy: at which depth the verified prefix is read.
+
+A row is one position at one recurrence depth. All decoders, probes and interventions call the same
+`recur` and differ only in the rows and the policy they pass (docs/algorithms.md, sections 0 and 1).
+Depth r is the recurrence being applied, 1..T: a row "at depth r" writes K^r, V^r.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Union
+
+from loopscope.errors import SettingError
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPolicy:
+    """Depth at which prefix keys (`k`) and prefix values (`v`) are read; None means the row's own depth.
+
+    The layer index never moves, only the recurrence index does. Source: DAS (arXiv 2609.34538), section 3.
+    """
+
+    k: int | None = None
+    v: int | None = None
+
+    @property
+    def aligned(self) -> bool:
+        return self.k is None and self.v is None
+
+    @classmethod
+    def named(cls, name: str, depth: int) -> ReadPolicy:
+        """The four policies of the paper; `depth` is full depth T. Raises SettingError for other names."""
+        table = {"aligned": cls(), "deep_v": cls(None, depth), "deep_k": cls(depth, None), "deep_kv": cls(depth, depth)}
+        if name not in table:
+            raise SettingError(f"read policy {name!r} is unknown; use one of {', '.join(map(repr, table))}")
+        return table[name]
+
+
+POLICIES = ("aligned", "deep_v", "deep_k", "deep_kv")
+ALIGNED = ReadPolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Rows at consecutive positions, all at one depth; each reads everything before it and itself.
+
+    Prefill, autoregressive decoding, drafting, verification and DAS-Wave rounds are chains. Rows at and after
+    `start` are the active region: their K/V lie in the cache's buffers just beyond the materialised prefix.
+    """
+
+    start: int
+    count: int
+    depth: int = 1
+
+    @property
+    def positions(self) -> list[int]:
+        return list(range(self.start, self.start + self.count))
+
+    @property
+    def depths(self) -> list[int]:
+        return [self.depth] * self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """Rows at consecutive positions and different depths, deepest (frontmost) first.
+
+    Each row reads and writes the slot of its own depth (Wavefront Decoding, arXiv 2609.23033, section 3).
+    """
+
+    start: int
+    depths: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.depths)
+
+    @property
+    def positions(self) -> list[int]:
+        return list(range(self.start, self.start + len(self.depths)))
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """Rows of one depth at any increasing positions; each reads all cache rows up to and including its own position."""
+
+    at: tuple[int, ...]
+    depth: int = 1
+
+    @property
+    def count(self) -> int:
+        return len(self.at)
+
+    @property
+    def positions(self) -> list[int]:
+        return list(self.at)
+
+    @property
+    def depths(self) -> list[int]:
+        return [self.depth] * len(self.at)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forest:
+    """Rows with a prefix and ancestors of their own, kept outside the cache: probes at any lag in one batched pass.
+
+    at [n]: absolute positions. prefix_end [n]: the row reads cached positions below it. ancestors [n, n] (bool):
+    the rows of this call whose current K/V it reads, itself included. Nothing is written to the cache, so an
+    unverified row cannot leak into it.
+    """
+
+    at: torch.Tensor
+    prefix_end: torch.Tensor
+    ancestors: torch.Tensor
+    depth: int = 1
+
+    @property
+    def count(self) -> int:
+        return len(self.at)
+
+    @property
+    def positions(self) -> list[int]:
+        return self.at.tolist()
+
+    @property
+    def depths(self) -> list[int]:
+        return [self.depth] * len(self.at)
+
+    def at_depth(self, depth: int) -> Forest:
+        return Forest(self.at, self.prefix_end, self.ancestors, depth)
+
+
+Rows = Union[Chain, Wave, At, Forest]
