@@ -1,0 +1,42 @@
+# make report   a report on the shipped models, in $(OUT)       make test   the default tests
+# make lint     style and imports                                make quick   a smaller report, in under three minutes
+PYTHON ?= python3
+VENV ?= .venv
+OUT ?= runs/first
+BIN := $(VENV)/bin
+PINS := -c constraints.txt
+
+.PHONY: report quick test lint clean
+
+report: $(VENV)/.installed
+	$(BIN)/loopscope report --out $(OUT)
+	@echo "Open $(CURDIR)/$(OUT)/report.html in a browser."
+
+quick: $(VENV)/.installed
+	$(BIN)/loopscope report --quick --out $(OUT)
+	@echo "Open $(CURDIR)/$(OUT)/report.html in a browser."
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install $(PINS) -e .
+	touch $@
+
+$(VENV)/.installed-test: $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install $(PINS) -e '.[test]'
+	touch $(VENV)/.installed $@
+
+$(VENV)/.installed-dev: $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install $(PINS) -e '.[dev,test]'
+	touch $(VENV)/.installed $(VENV)/.installed-test $@
+
+clean:
+	rm -rf build dist *.egg-info
