@@ -123,7 +123,7 @@ class LoopedCore(TextMixin, nn.Module):
         if self.config.embed_scale != 1.0:
             x = x * self.config.embed_scale
         if tap is not None:
-            x = tap.embed(x)
+            x = tap.embed(x, rows)
         if len(self.prelude):
             plan = outer_plan(rows, cache)
             table = plan.rotary(self.rotary_table)
@@ -187,7 +187,7 @@ class LoopedCore(TextMixin, nn.Module):
                 h = block(h, plan, cache and cache.coda[layer], table, tap and tap.coda(layer, rows))
         h = self.before_head(h)
         if tap is not None:
-            h = tap.final(h)
+            h = tap.final(h, rows)
         return nn.functional.linear(h, self.wte.weight if self.head is None else self.head.weight)
 
     def forward(self, tokens: Tensor, depth: int | None = None, *, start_state: str | Tensor | None = None,
