@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Callable, Optional
 import torch
 import torch.nn.functional as F
 
-from loopscope.rows import ALIGNED, At, Chain, Forest, ReadPolicy, Rows, Wave
+from loopscope.errors import SettingError
+from loopscope.rows import ALIGNED, At, Chain, Draft, Forest, ReadPolicy, Rows, Wave
 
 if TYPE_CHECKING:
     from loopscope.cache import DepthCache
@@ -129,50 +130,97 @@ class WavePlan(Plan):
 
     def attend(self, cached, q, k, v, pattern=None):
         keys, values = self._place(cached[0], k[0]), self._place(cached[1], v[0])
-        z = softmax_attention(q[0].unsqueeze(2), keys, values, self.mask, False, pattern)  # [n, heads, 1, d]
+        z = softmax_attention(q[0].unsqueeze(2), keys, values, self.mask, False, _across_rows(pattern))  # [n, heads, 1, d]
         return z.transpose(0, 2).transpose(1, 2)
 
 
 class AtPlan(Plan):
-    """Rows at any increasing positions of one slot (a readout of a verify row and a draft row)."""
+    """Rows at any increasing positions, keys in one slot, values in one slot."""
 
-    def __init__(self, cache: DepthCache, rows: At, slot: int) -> None:
+    def __init__(self, cache: DepthCache, rows: At, k_slot: int, v_slot: int) -> None:
         self.end = rows.at[-1] + 1
         cache.check_positions(self.end)
-        self.positions, self.slot = rows.at, slot
+        self.positions, self.k_slot, self.v_slot = rows.at, k_slot, v_slot
+        self.index = torch.tensor(rows.at, device=cache.device)
         self.mask = cache.causal_at(rows.at)
 
     def rotary(self, table):
-        return torch.stack([table[p] for p in self.positions])
+        return table.index_select(0, self.index)
 
     def attend(self, cached, q, k, v, pattern=None):
-        keys, values = cached[0].select(1, self.slot), cached[1].select(1, self.slot)
-        for i, p in enumerate(self.positions):
-            keys[:, :, p], values[:, :, p] = k[:, i], v[:, i]
+        keys, values = cached[0].select(1, self.k_slot), cached[1].select(1, self.v_slot)
+        keys.index_copy_(2, self.index, k.transpose(1, 2))
+        values.index_copy_(2, self.index, v.transpose(1, 2))
         z = softmax_attention(q.transpose(1, 2), keys.narrow(2, 0, self.end), values.narrow(2, 0, self.end),
                               self.mask, False, pattern)
         return z.transpose(1, 2)
 
 
-class ForestPlan(Plan):
-    """Rows with their own prefix_end and ancestors; reads the cache, never writes it."""
+class DraftPlan(Plan):
+    """A sequential draft on foreign reads: [prefix at (k_slot, v_slot) ; this block's drafts at their own slot]."""
 
-    def __init__(self, cache: DepthCache, rows: Forest, k_slot: int, v_slot: int) -> None:
-        self.rows, self.k_slot, self.v_slot = rows, k_slot, v_slot
+    def __init__(self, cache: DepthCache, rows: Draft, k_slot: int, v_slot: int) -> None:
+        cache.check_positions(rows.start + rows.count)
+        self.prefix, self.start, self.count = rows.prefix, rows.start, rows.count
+        self.slot, self.k_slot, self.v_slot = cache.slot(rows.depth), k_slot, v_slot
+        self.mask = None if rows.count == 1 else cache.causal(rows.start, rows.count)
+
+    def rotary(self, table):
+        return table[self.start : self.start + self.count]
+
+    def attend(self, cached, q, k, v, pattern=None):
+        own_keys, own_values = cached[0].select(1, self.slot), cached[1].select(1, self.slot)
+        own_keys.narrow(2, self.start, self.count).copy_(k.transpose(1, 2))
+        own_values.narrow(2, self.start, self.count).copy_(v.transpose(1, 2))
+        keys = (cached[0].select(1, self.k_slot).narrow(2, 0, self.prefix), self._active(own_keys))
+        values = (cached[1].select(1, self.v_slot).narrow(2, 0, self.prefix), self._active(own_values))
+        # Written out, not fused, so that the two sources need not be copied into one buffer.
+        grouped = q.transpose(1, 2).unflatten(1, (k.shape[2], -1))  # [batch, kv_heads, group, n, d]
+        scores = torch.cat([grouped @ part.unsqueeze(2).transpose(-1, -2) for part in keys], -1) * q.shape[-1] ** -0.5
+        if self.mask is not None:
+            scores = scores + self.mask
+        weights = scores.softmax(-1)
+        if pattern is not None:
+            weights = pattern(weights.flatten(1, 2)).unflatten(1, (k.shape[2], -1))
+        split = weights.split([self.prefix, self.start + self.count - self.prefix], -1)
+        z = sum(w @ part.unsqueeze(2) for w, part in zip(split, values))
+        return z.flatten(1, 2).transpose(1, 2)
+
+    def _active(self, buffer: Tensor) -> Tensor:
+        return buffer.narrow(2, self.prefix, self.start + self.count - self.prefix)
+
+
+class ForestPlan(Plan):
+    """Rows with their own prefix_end and ancestors; reads the cache, never writes it. Slots: one, or one per row."""
+
+    def __init__(self, cache: DepthCache, rows: Forest, k_slots: list[int], v_slots: list[int]) -> None:
+        self.at = rows.at.to(cache.device)
         self.end = int(rows.prefix_end.max())
         cache.check_positions(self.end)
         prefix = torch.arange(self.end, device=cache.device)[None, :] < rows.prefix_end.to(cache.device)[:, None]
         allowed = torch.cat((prefix, rows.ancestors.to(cache.device)), dim=1)
         self.mask = torch.zeros(allowed.shape, dtype=cache.dtype, device=cache.device).masked_fill_(~allowed, float("-inf"))
+        self.shared = len(set(k_slots)) == 1 and len(set(v_slots)) == 1
+        self.slots = (k_slots[0], v_slots[0]) if self.shared else (k_slots, v_slots)
 
     def rotary(self, table):
-        return table[self.rows.at.to(table.device)]
+        return table[self.at]
 
     def attend(self, cached, q, k, v, pattern=None):
-        keys = torch.cat((cached[0][:, self.k_slot, :, : self.end], k.transpose(1, 2)), dim=2)
-        values = torch.cat((cached[1][:, self.v_slot, :, : self.end], v.transpose(1, 2)), dim=2)
-        z = softmax_attention(q.transpose(1, 2), keys, values, self.mask, False, pattern)
-        return z.transpose(1, 2)
+        if self.shared:
+            keys, values = (torch.cat((buffer[:, slot, :, : self.end], own.transpose(1, 2)), dim=2)
+                            for buffer, slot, own in zip(cached, self.slots, (k, v)))
+            return softmax_attention(q.transpose(1, 2), keys, values, self.mask, False, pattern).transpose(1, 2)
+        n = q.shape[1]
+        keys, values = (torch.cat((buffer[0, slots, :, : self.end], own[0].transpose(0, 1).expand(n, -1, -1, -1)), dim=2)
+                        for buffer, slots, own in zip(cached, self.slots, (k, v)))
+        z = softmax_attention(q[0].unsqueeze(2), keys, values, self.mask[:, None, None], False, _across_rows(pattern))
+        return z.transpose(0, 2).transpose(1, 2)
+
+
+def _across_rows(pattern: PatternTap) -> PatternTap:
+    """A tap sees [1, heads, n, L]; plans that attend row by row hold [n, heads, 1, L]."""
+    return pattern and (lambda p: pattern(p.transpose(0, 2)).transpose(0, 2))
 
 
 def core_plan(rows: Rows, cache: DepthCache | None, policy: ReadPolicy = ALIGNED) -> Plan:
@@ -180,19 +228,27 @@ def core_plan(rows: Rows, cache: DepthCache | None, policy: ReadPolicy = ALIGNED
     if cache is None:
         return CausalPlan(rows.count)
     if isinstance(rows, Wave):
-        if len(set(rows.depths)) == 1:
-            rows = Chain(rows.start, rows.count, rows.depths[0])
-        elif policy.aligned:
-            return WavePlan(cache, rows)
-        else:
-            raise NotImplementedError("a wave reads each row's own depth; foreign policies run on chains")
-    # A row's own depth is bounded only where it is also where it writes: a carried draft state may have run longer.
+        if not policy.aligned:
+            raise SettingError("a wave reads each row at its own depth; a foreign read policy needs rows of another kind")
+        return WavePlan(cache, rows) if len(set(rows.depths)) > 1 else _slotted(Chain(rows.start, rows.count, rows.depths[0]), cache, policy)
+    return _slotted(rows, cache, policy)
+
+
+def _slotted(rows: Rows, cache: DepthCache, policy: ReadPolicy) -> Plan:
+    if isinstance(rows, Forest) and not isinstance(rows.depth, int):
+        own = [cache.slot(r) for r in rows.depth]
+        k_slots = own if policy.k is None else [cache.slot(policy.k)] * rows.count
+        v_slots = own if policy.v is None else [cache.slot(policy.v)] * rows.count
+        return ForestPlan(cache, rows, k_slots, v_slots)
+    # The row's own depth is looked up only where it is read: a carried draft state may have run deeper than the cache.
     k_slot = cache.slot(rows.depth if policy.k is None else policy.k)
     v_slot = cache.slot(rows.depth if policy.v is None else policy.v)
     if isinstance(rows, Forest):
-        return ForestPlan(cache, rows, k_slot, v_slot)
+        return ForestPlan(cache, rows, [k_slot], [v_slot])
     if isinstance(rows, At):
-        raise NotImplementedError("recurrences run on chains, waves and forests")
+        return AtPlan(cache, rows, k_slot, v_slot)
+    if isinstance(rows, Draft):
+        return DraftPlan(cache, rows, k_slot, v_slot)
     return ChainPlan(cache, rows.start, rows.count, k_slot, v_slot)
 
 
@@ -201,7 +257,7 @@ def outer_plan(rows: Rows, cache: DepthCache | None) -> Plan:
     if cache is None:
         return CausalPlan(rows.count)
     if isinstance(rows, Forest):
-        return ForestPlan(cache, rows, 0, 0)
+        return ForestPlan(cache, rows, [0], [0])
     if isinstance(rows, At):
-        return AtPlan(cache, rows, 0)
+        return AtPlan(cache, rows, 0, 0)
     return ChainPlan(cache, rows.start, rows.count, 0, 0)

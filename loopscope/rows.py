@@ -85,7 +85,10 @@ class Wave:
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Rows of one depth at any increasing positions; each reads all cache rows up to and including its own position."""
+    """Rows of one depth at any increasing positions; each reads all cache rows up to and including its own position.
+
+    A readout of a verify row and a draft row, or the rows of a wave that have not stopped yet.
+    """
 
     at: tuple[int, ...]
     depth: int = 1
@@ -103,19 +106,41 @@ class At:
         return [self.depth] * len(self.at)
 
 
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Consecutive rows of a sequential draft under a foreign read policy.
+
+    The verified prefix, positions 0..prefix-1, is read at the policy's depths; earlier drafts of the block, positions
+    prefix..start-1, at the row's own depth, where they wrote it. Verification overwrites what these rows write.
+    """
+
+    prefix: int
+    start: int
+    depth: int
+    count: int = 1
+
+    @property
+    def positions(self) -> list[int]:
+        return list(range(self.start, self.start + self.count))
+
+    @property
+    def depths(self) -> list[int]:
+        return [self.depth] * self.count
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Forest:
     """Rows with a prefix and ancestors of their own, kept outside the cache: probes at any lag in one batched pass.
 
     at [n]: absolute positions. prefix_end [n]: the row reads cached positions below it. ancestors [n, n] (bool):
-    the rows of this call whose current K/V it reads, itself included. Nothing is written to the cache, so an
-    unverified row cannot leak into it.
+    the rows of this call whose current K/V it reads, itself included. depth: one for all rows, or one per row.
+    Nothing is written to the cache, so an unverified row cannot leak into it.
     """
 
     at: torch.Tensor
     prefix_end: torch.Tensor
     ancestors: torch.Tensor
-    depth: int = 1
+    depth: int | tuple[int, ...] = 1
 
     @property
     def count(self) -> int:
@@ -127,10 +152,10 @@ class Forest:
 
     @property
     def depths(self) -> list[int]:
-        return [self.depth] * len(self.at)
+        return [self.depth] * len(self.at) if isinstance(self.depth, int) else list(self.depth)
 
     def at_depth(self, depth: int) -> Forest:
         return Forest(self.at, self.prefix_end, self.ancestors, depth)
 
 
-Rows = Union[Chain, Wave, At, Forest]
+Rows = Union[Chain, Wave, At, Draft, Forest]
