@@ -1,0 +1,33 @@
+"""Probes: what changes with recurrence depth.
+
+    from probes import convergence, depth_lens
+
+Imported on first use, so that `import probes` costs no torch and no pandas.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+_LAZY = {
+    "convergence": "probes.settling",
+    "ConvergenceResult": "probes.settling",
+    "depth_lens": "probes.lens",
+    "DepthLensResult": "probes.lens",
+    "SettleResult": "probes.lens",
+}
+
+if TYPE_CHECKING:
+    from probes.lens import DepthLensResult, SettleResult, depth_lens
+    from probes.settling import ConvergenceResult, convergence
+
+__all__ = ["convergence", "ConvergenceResult", "depth_lens", "DepthLensResult", "SettleResult"]
+
+
+def __getattr__(name: str):
+    if name not in _LAZY:
+        raise AttributeError(f"module 'probes' has no attribute {name!r}")
+    value = getattr(import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
