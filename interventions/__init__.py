@@ -1,0 +1,39 @@
+"""Interventions: what happens if a shallow draft reads the verified prefix at another depth.
+
+    from interventions import prefix_channels, depth_grid
+
+Imported on first use, so that `import interventions` costs no torch and no pandas.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+_LAZY = {
+    "prefix_channels": "interventions.prefix",
+    "PrefixChannelsResult": "interventions.prefix",
+    "depth_grid": "interventions.grid",
+    "DepthGridResult": "interventions.grid",
+    "paired_effects": "interventions.effects",
+    "EffectsResult": "interventions.effects",
+    "mature_v_verdict": "interventions.verdict",
+    "Verdict": "interventions.verdict",
+}
+
+if TYPE_CHECKING:
+    from interventions.effects import EffectsResult, paired_effects
+    from interventions.grid import DepthGridResult, depth_grid
+    from interventions.prefix import PrefixChannelsResult, prefix_channels
+    from interventions.verdict import Verdict, mature_v_verdict
+
+__all__ = ["prefix_channels", "PrefixChannelsResult", "depth_grid", "DepthGridResult", "paired_effects", "EffectsResult",
+           "mature_v_verdict", "Verdict"]
+
+
+def __getattr__(name: str):
+    if name not in _LAZY:
+        raise AttributeError(f"module 'interventions' has no attribute {name!r}")
+    value = getattr(import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
