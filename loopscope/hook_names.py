@@ -92,6 +92,8 @@ def match_names(wanted: NamesFilter, known: Collection[str]) -> list[str]:
     for name in names:
         if name not in known:
             raise HookError(_unknown(name, known))
+    if len(names) == 1:
+        return names
     if not names:
         raise HookError("an empty list of hook names matches nothing; pass None for all of them")
     chosen = set(names)
@@ -103,5 +105,6 @@ def _unknown(name: object, known: Collection[str]) -> str:
         return f"hook names are text, got {name!r}"
     depth, deepest = depth_of(name), max((depth_of(n) or 0 for n in known), default=0)
     if depth is not None and depth > deepest and name.replace(f"depth.{depth}.", f"depth.{deepest}.", 1) in known:
-        return f"hook name {name!r} is at depth {depth}, but depths 1 to {deepest} run here; ask for a larger depth"
+        return (f"hook name {name!r} is at depth {depth}, but depths 1 to {deepest} are hooked here; "
+                f"run with depth={depth}, or call model.grow({depth}) before adding the hook")
     return f"no hook is named {name!r}; closest: {closest(name, known) or 'none'}"
