@@ -19,7 +19,7 @@ class Recorder:
         self.core: dict[tuple[str, int], list[Tensor]] = defaultdict(list)
         self.states: list[Tensor] = []
 
-    def embed(self, x: Tensor) -> Tensor:
+    def embed(self, x: Tensor, rows) -> Tensor:
         return x
 
     def prelude(self, layer: int, rows) -> None:
@@ -35,7 +35,7 @@ class Recorder:
         self.states.append(h[0])
         return h
 
-    def final(self, h: Tensor) -> Tensor:
+    def final(self, h: Tensor, rows) -> Tensor:
         return h
 
 
