@@ -148,5 +148,5 @@ def _time(call: Callable[[], Any], device: torch.device) -> float:
 
 
 def _facts(core: LoopedCore, prefix_length: int) -> dict[str, Any]:
-    return {"depth": core.config.depth, "dtype": str(core.dtype).removeprefix("torch."), "device": str(core.device),
-            "threads": torch.get_num_threads(), "prefix_length": prefix_length}
+    return {"depth": core.config.depth, "injects": core.config.injects, "dtype": str(core.dtype).removeprefix("torch."),
+            "device": str(core.device), "threads": torch.get_num_threads(), "prefix_length": prefix_length}

@@ -131,8 +131,7 @@ class DASWave(Decoder):
             rows = Chain(anchor, len(inputs), r)
             state = session.recur(state, x, rows)
             session.ran(rows)
-        accepted = session.settle(guesses, session.read(state, rows).tolist())
-        session.cache.commit(anchor + accepted + 1)
+        session.settle(guesses, session.read(state, rows).tolist())
 
 
 def _together(anchor: int, depths: tuple[int, ...], device) -> Forest:

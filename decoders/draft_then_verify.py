@@ -54,8 +54,7 @@ class DraftThenVerify(Decoder):
             state = session.recur(state, x, rows)
             session.ran(rows)
         targets = session.read(state, rows).tolist()
-        accepted = session.settle(drafts, targets)
-        session.cache.commit(anchor + accepted + 1)
+        session.settle(drafts, targets)
 
     def _draft(self, session: Session, anchor: int, size: int, policy: ReadPolicy):
         """Up to `size` drafts, and x and state of every row to verify: the anchor's and the drafts' own."""

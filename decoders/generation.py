@@ -207,25 +207,19 @@ class Session:
             self.finished = any(s in text for s in self.stop)
         return not self.finished
 
-    def settle(self, drafts: Sequence[int], targets: Sequence[int]) -> int:
-        """Commit the accepted drafts and then the correction or bonus token; return how many drafts were accepted.
+    def settle(self, drafts: Sequence[int], targets: Sequence[int]) -> None:
+        """Commit a block: the accepted drafts and then the correction or bonus token, materialising what they follow.
 
         targets[i] is the target's token after i accepted drafts. What lies behind a committed EOS or stop string is
         neither committed nor counted.
         """
-        accepted = 0
         for i, target in enumerate(targets):
-            position = len(self.tokens)
             if i < len(drafts):
-                self.judge(drafts[i] == target, position, drafts[i])
-            going = self.commit(target)
-            if i >= len(drafts) or drafts[i] != target:
-                break
-            accepted += 1
-            if not going:
+                self.judge(drafts[i] == target, len(self.tokens), drafts[i])
+            if not self.commit(target) or i >= len(drafts) or drafts[i] != target:
                 break
         self.end_run()
-        return accepted
+        self.cache.commit(len(self.tokens) - 1)
 
     def judge(self, right: bool, position: int, draft: int) -> None:
         """Count one draft compared with its target; a mismatch ends the run."""

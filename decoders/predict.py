@@ -1,0 +1,194 @@
+"""Predicted calls and seconds per committed token: the formulae of docs/algorithms.md, section 4, one per decoder.
+
+All take a table of agreements (how often a draft equals the full-depth token) and, for seconds, a Calibration.
+They describe the long run: prompts end, blocks shrink near the limit and EOS comes early, which the benchmark sees.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from decoders.autoregressive import Autoregressive
+from decoders.das_wave import DASWave
+from decoders.draft_then_verify import DraftThenVerify
+from decoders.generation import Decoder
+from decoders.wavefront import Wavefront
+from loopscope.errors import SettingError
+
+if TYPE_CHECKING:
+    from decoders.calibrate import Calibration
+
+_FLOOR = 1e-4  # an error rate measured as 0 is below what the sample resolves, not 0
+
+
+class ErrorLaw:
+    """e(m): how often a draft after m recurrences is wrong; e(0) = 1.
+
+    Between measured depths and beyond the last a power law through the two nearest (log e linear in log m); below the
+    first measured depth linear from e(0) = 1. `agreement` maps depth -> agreement.
+    """
+
+    def __init__(self, agreement: Mapping[int, float]) -> None:
+        if not agreement:
+            raise SettingError("an error law needs the agreement at one depth at least")
+        self.depths = sorted(agreement)
+        self.errors = [min(max(1 - agreement[m], _FLOOR), 1.0) for m in self.depths]
+
+    def __call__(self, m: float) -> float:
+        depths, errors = self.depths, self.errors
+        if m <= depths[0]:
+            return 1 + (errors[0] - 1) * m / depths[0]
+        if len(depths) == 1:
+            return errors[0]
+        i = next((i for i in range(1, len(depths)) if m <= depths[i]), len(depths) - 1)
+        slope = math.log(errors[i] / errors[i - 1]) / math.log(depths[i] / depths[i - 1])
+        if m > depths[i]:
+            slope = min(slope, 0.0)  # noise in the last two depths must not let errors grow without end
+        return min(1.0, errors[i] * (m / depths[i]) ** slope)
+
+
+Agreement = Callable[[str, int, int], float | None]  # (policy, depth, lag) -> agreement, None where nothing is known
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What one schedule is predicted to cost per committed token."""
+
+    calls_per_token: float
+    seconds_per_token: float
+    accepted: float  # E[A], drafts accepted per verification (waves: per run between corrections)
+    seconds_per_call: float
+
+
+def expected_accepted(agreements: Sequence[float]) -> float:
+    """E[A] = sum_i prod_{j<=i} a_j for drafts judged one after the other."""
+    total, chance = 0.0, 1.0
+    for a in agreements:
+        chance *= a
+        total += chance
+    return total
+
+
+def frontier_accepted(error: Callable[[float], float], rounds: int, updates: int, initial_width: int, proposals: int) -> float:
+    """E[A] of a carried block: A = sum_i P(H_1 + .. + H_i <= J), P(H > s) = e(k s).
+
+    A guess can become right only after its input token is right; that hop takes H rounds. The i-th guess comes from a
+    row that is active only from round i + 1 - W_init on. Source: the frontier law of docs/algorithms.md, section 4.
+    """
+    survive = [min(1.0, error(updates * s)) for s in range(rounds + 1)]
+    hop = [0.0] + [max(0.0, survive[s - 1] - survive[s]) for s in range(1, rounds + 1)]
+    done = [1.0] + [0.0] * rounds  # done[j] = P(guess i became right in exactly j rounds)
+    total = 0.0
+    for i in range(1, proposals + 1):
+        earliest = max(0, i - initial_width)  # rounds that pass before the row of guess i exists
+        if earliest >= rounds:
+            break
+        ready = [0.0] * (rounds + 1)
+        for j, p in enumerate(done):
+            ready[max(j, earliest)] += p
+        done = [sum(ready[a] * hop[b - a] for a in range(b)) for b in range(rounds + 1)]
+        total += sum(done)
+    return total
+
+
+def wave_cycle(alpha: float, draft_depth: int, depth: int) -> tuple[float, float, list[float]]:
+    """(ticks, tokens, ticks at each width 1..) of a wave's mean cycle from one restart to the next.
+
+    A cycle commits n tokens with P(n > i) = alpha^i and lasts T + (n - 1) d ticks; the wave gains a lane every d ticks
+    until it is full.
+    """
+    full = math.ceil(depth / draft_depth)
+    alpha = min(alpha, 1 - 1e-6)  # at 1 a cycle never ends; the ratio of the two has a limit
+    tokens = 1 / (1 - alpha)
+    widths = [0.0] * full
+    for tick in range(depth):
+        widths[min(tick // draft_depth, full - 1)] += 1
+    widths[-1] += (tokens - 1) * draft_depth
+    return depth + (tokens - 1) * draft_depth, tokens, widths
+
+
+def predict(decoder: Decoder, agreement: Agreement, calibration: Calibration, depth: int, injects: bool = True) -> Prediction | None:
+    """Predicted cost of one decoder at full depth T; None where the findings lack what it needs.
+
+    injects: whether the embedding enters every recurrence, which is what lets DAS-Wave carry its states beyond T.
+    """
+    u = calibration.seconds
+    p, c = u("prelude", 1), u("readout", 1)
+    if isinstance(decoder, Autoregressive):
+        return Prediction(depth, depth * u("recur", 1) + p + c, 0.0, u("recur", 1))
+    if isinstance(decoder, DraftThenVerify):
+        return _draft_then_verify(decoder, agreement, u, depth, p, c)
+    if isinstance(decoder, Wavefront):
+        return _wavefront(decoder, agreement, u, depth, p, c)
+    if isinstance(decoder, DASWave):
+        return _das_wave(decoder, agreement, u, depth, p, c, injects)
+    raise SettingError(f"no cost formula for {decoder.label}")
+
+
+def _draft_then_verify(decoder, agreement, u, depth, p, c) -> Prediction | None:
+    d, block = decoder.draft_depth, decoder.block
+    rates = [agreement(decoder.read, d, lag) for lag in range(1, block + 1)]
+    if any(rate is None for rate in rates):
+        return None
+    accepted = expected_accepted(rates)
+    committed = accepted + 1
+    if decoder.read == "aligned":  # every row's first d recurrences are reused; the last row drafts nothing
+        calls = (block + 1) * d + depth - d
+        recur = (block + 1) * d * u("recur", 1) + (depth - d) * u("recur", block + 1)
+    else:  # drafted states are not the target's: verification starts afresh
+        calls = block * d + depth
+        recur = block * d * u("recur", 1) + depth * u("recur", block + 1)
+    seconds = recur + (block + 1) * p + block * c + u("readout", block + 1)
+    return Prediction(calls / committed, seconds / committed, accepted, recur / calls)
+
+
+def _wavefront(decoder, agreement, u, depth, p, c) -> Prediction | None:
+    d = decoder.draft_depth
+    lag = math.ceil(depth / d)  # how far behind the newest verified token a full wave drafts
+    alpha = agreement("aligned", d, lag) if d < depth else 0.0
+    if alpha is None:
+        return None
+    ticks, tokens, widths = wave_cycle(alpha, d, depth)
+    recur = sum(n * u("recur", width, "wave") for width, n in enumerate(widths, start=1))
+    spawned = ticks / d  # one prelude and one draft readout every d ticks, and one verify readout per token
+    together = tokens if depth % d == 0 else 0.0
+    readout = together * u("readout", 2, "at") + (spawned - together + tokens - together) * c
+    return Prediction(ticks / tokens, (recur + spawned * p + readout) / tokens, tokens - 1, recur / ticks)
+
+
+def _das_wave(decoder, agreement, u, depth, p, c, injects) -> Prediction | None:
+    law = error_law(agreement, decoder.read, depth)
+    if law is None:
+        return None
+    rounds, k = decoder.rounds, decoder.updates
+    widths = [min(decoder.capacity, decoder.initial_width + j) for j in range(rounds)]
+    proposals = widths[-1]
+    error = law if injects else lambda m: law(min(m, depth))  # without injection a state freezes at T
+    accepted = frontier_accepted(error, rounds, k, decoder.initial_width, proposals)
+    committed = accepted + 1  # a correction or a bonus token ends every block
+    calls = rounds * k + depth
+    recur = sum(k * u("recur", w) for w in widths) + depth * u("recur", proposals + 1)
+    ends = sum(u("prelude", w) + u("readout", w) for w in [*widths, proposals + 1])
+    return Prediction(calls / committed, (recur + ends) / committed, accepted, recur / calls)
+
+
+def error_law(agreement: Agreement, policy: str, depth: int) -> ErrorLaw | None:
+    """e(m) of rows right behind the prefix, from every depth at which the policy was measured."""
+    known = {m: a for m in range(1, depth) if (a := agreement(policy, m, 1)) is not None}
+    return ErrorLaw(known) if known else None
+
+
+def schedules(depth: int) -> Iterator[Decoder]:
+    """The decoders and settings a plan compares at full depth T."""
+    yield Autoregressive()
+    for d in (d for d in (1, 2, 4, 8) if d < depth):
+        yield Wavefront(d)
+        for block in (2, 4, 8, 16):
+            yield DraftThenVerify(d, block)
+            yield DraftThenVerify(d, block, read="deep_kv")
+    for updates in (1, 2):
+        for rounds in (4, 8, 12, 16, 24):
+            yield DASWave(rounds, updates)
