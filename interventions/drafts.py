@@ -55,7 +55,7 @@ def target_pass(core: LoopedCore, ids: Tensor, depth: int, start_state: str | Te
     for r in range(1, depth + 1):
         state = core.recur(state, x, Chain(0, len(ids), r), cache)
     logits = core.read(state, Chain(0, len(ids), depth), cache)[0]
-    check_finite(logits, "the logits at full depth")
+    check_finite(logits, "a full-depth pass")
     cache.commit(len(ids))
     return Target(x, start, log_probabilities(logits), cache, depth)
 

@@ -16,6 +16,7 @@ from loopscope.errors import SettingError
 if TYPE_CHECKING:
     import pandas as pd
 
+_FEW = 6  # below this a sign test cannot reach 5 %, whatever the bootstrap says
 HELPS, HURTS, UNCLEAR = "helps", "hurts", "no clear effect"
 
 
@@ -90,6 +91,8 @@ def _sentence(f: dict) -> str:
     else:
         size = (f"reading the prefix's values at full depth changes a depth-{f['depth']} draft's agreement with the full model by "
                 f"{100 * f['effect']:+.1f} points [{100 * f['low']:+.1f}, {100 * f['high']:+.1f}] over {f['n_prompts']} prompts")
+    if 2 <= f["n_prompts"] < _FEW:
+        size += " (an interval over so few prompts is too narrow)"
     text = f"{where}: {kind}: {size}; of {f['cells']} depths and lags it helps at {f['helps_at']} and hurts at {f['hurts_at']}"
     if f["control"] is not None and f["verdict"] == HELPS:
         names = {"shuffled_v": "shuffled values", "other_prompt_v": "another prompt's values", "noise_v": "noise of the same size"}

@@ -16,7 +16,7 @@ from loopscope.records import Result
 from loopscope.rows import Chain
 from probes.distance import entropy_nats, kl_nats, log_probabilities
 from probes.inputs import check_finite, core_of, name_of, read_prompts, start_label
-from probes.recording import Recorder
+from probes.recording import Recording
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,12 +74,12 @@ def depth_lens(model: Any, prompts: Iterable[Any], *, task: str = "", model_name
     rows: list[tuple] = []
     settled: list[tuple] = []
     for index, ids in enumerate(tqdm(tokens, desc=f"depth lens {name}", unit="prompt", disable=not progress)):
-        recorder = Recorder()
-        full = core(ids, depth, start_state=start_state, seed=seed, tap=recorder)[0]
-        check_finite(full, "the logits at full depth")
+        recorded = Recording(core, ids, depth=depth, start_state=start_state, seed=seed)
+        full = recorded.logits
+        check_finite(full, "a full-depth pass")
         log_full = log_probabilities(full)
         top = []
-        for r, state in enumerate(recorder.states, start=1):
+        for r, state in enumerate(recorded.states(), start=1):
             logits = full if r == depth else core.read(state[None], Chain(0, len(ids), r))[0]
             rows.append((name, task, index, start, r, *_measure(logits, log_full, ids), len(ids)))
             top.append(logits.argmax(-1))

@@ -1,52 +1,39 @@
-"""A tap that keeps what a full pass computes in its core, depth by depth, without TransformerLens."""
+"""One full-depth pass with what it computed in its core, depth by depth. Needs no TransformerLens."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
+from loopscope.hook_names import STATE, block_prefix
+from loopscope.tap import RecordingTap
 
-class Recorder:
-    """Records named core activations of one sequence and the state after each recurrence.
+if TYPE_CHECKING:
+    from loopscope.models.looped import LoopedCore
 
-    After `core(tokens, tap=recorder)`: `recorder.core[name, layer]` lists one tensor per depth, [rows, ...] without
-    the batch axis, and `recorder.states` one state [rows, d_model] per depth. Prelude and coda run untapped.
+
+class Recording:
+    """A pass over ids [n]: its logits [n, vocab], the states after each recurrence and the named activations of every core block.
+
+    names: hook names within a block ("attn.hook_v", "hook_attn_out", ...); none records the states alone.
     """
 
-    def __init__(self, names: tuple[str, ...] = ()) -> None:
-        self.names = frozenset(names)
-        self.core: dict[tuple[str, int], list[Tensor]] = defaultdict(list)
-        self.states: list[Tensor] = []
+    def __init__(self, core: LoopedCore, ids: Tensor, names: Iterable[str] = (), *, depth: int | None = None,
+                 start_state: str | Tensor | None = None, seed: int = 0) -> None:
+        self.depth = core.check_depth(depth)
+        depths, layers = range(1, self.depth + 1), range(core.config.n_core)
+        wanted = [f"depth.{r}.{STATE}" for r in depths]
+        wanted += [block_prefix("blocks", layer, r) + name for name in names for layer in layers for r in depths]
+        self._tap = RecordingTap(wanted)
+        self.logits = core(ids, self.depth, start_state=start_state, seed=seed, tap=self._tap)[0]
 
-    def embed(self, x: Tensor, rows) -> Tensor:
-        return x
+    def states(self) -> Tensor:
+        """[depth, n, d_model]: entry r - 1 is the state after r recurrences."""
+        return torch.stack([self._tap[f"depth.{r}.{STATE}"][0] for r in range(1, self.depth + 1)])
 
-    def prelude(self, layer: int, rows) -> None:
-        return None
-
-    def coda(self, layer: int, rows) -> None:
-        return None
-
-    def block(self, layer: int, rows) -> _BlockRecorder | None:
-        return _BlockRecorder(self, layer) if self.names else None
-
-    def state(self, h: Tensor, rows) -> Tensor:
-        self.states.append(h[0])
-        return h
-
-    def final(self, h: Tensor, rows) -> Tensor:
-        return h
-
-
-class _BlockRecorder:
-    def __init__(self, recorder: Recorder, layer: int) -> None:
-        self.recorder, self.layer = recorder, layer
-
-    def __call__(self, name: str, tensor: Tensor) -> Tensor:
-        if name in self.recorder.names:
-            self.recorder.core[name, self.layer].append(tensor[0])
-        return tensor
-
-    def pattern(self, name: str) -> None:
-        return None  # attention stays fused
+    def stack(self, name: str, layer: int) -> Tensor:
+        """One activation of one core layer at every depth: [depth, n, ...]."""
+        return torch.stack([self._tap[block_prefix("blocks", layer, r) + name][0] for r in range(1, self.depth + 1)])

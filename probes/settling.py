@@ -19,7 +19,7 @@ from loopscope.records import Result
 from probes.distance import cosine, relative_l2
 from probes.inputs import check_finite, check_names, core_of, name_of, read_prompts, start_label
 from probes.nulls import apply_channel, channel_weights, generator, random_map, random_weight_model
-from probes.recording import Recorder
+from probes.recording import Recording
 
 if TYPE_CHECKING:
     from loopscope.models.looped import LoopedCore
@@ -95,27 +95,27 @@ def distances(values: Tensor) -> dict[str, list[float]]:
     return {metric: f(values, values[-1:]).flatten(1).mean(1).tolist() for metric, f in METRICS.items()}
 
 
-def _record(core: LoopedCore, ids: Tensor, rotated: bool, **settings) -> Recorder:
+def _record(core: LoopedCore, ids: Tensor, rotated: bool, **settings) -> Recording:
     rot = "rot_" if rotated else ""
-    recorder = Recorder((f"attn.hook_{rot}q", f"attn.hook_{rot}k", "attn.hook_v", "hook_attn_out", "hook_resid_pre"))
-    core(ids, tap=recorder, **settings)
-    check_finite(recorder.states[-1], "the full-depth state")
-    return recorder
+    names = (f"attn.hook_{rot}q", f"attn.hook_{rot}k", "attn.hook_v", "hook_attn_out", "hook_resid_pre")
+    recorded = Recording(core, ids, names, **settings)
+    check_finite(recorded.logits, "a full-depth pass")
+    return recorded
 
 
-def channels(core: LoopedCore, recorded: Recorder, rotated: bool = False) -> Iterator[tuple[str, int, Tensor]]:
+def channels(core: LoopedCore, recorded: Recording, rotated: bool = False) -> Iterator[tuple[str, int, Tensor]]:
     """(channel, layer, values [depth, positions, (heads,) d] in float64), one channel of one layer at a time."""
     rot = "rot_" if rotated else ""
     names = {"q": f"attn.hook_{rot}q", "k": f"attn.hook_{rot}k", "v": "attn.hook_v", "attn_out": "hook_attn_out"}
     for layer in range(core.config.n_core):
         for channel, hook in names.items():
-            yield channel, layer, torch.stack(recorded.core[hook, layer]).double()
-    yield "state", STATE_LAYER, torch.stack(recorded.states).double()
+            yield channel, layer, recorded.stack(hook, layer).double()
+    yield "state", STATE_LAYER, recorded.states().double()
 
 
-def normed_states(core: LoopedCore, recorded: Recorder, layer: int) -> Tensor:
+def normed_states(core: LoopedCore, recorded: Recording, layer: int) -> Tensor:
     """What a layer's Q, K and V are maps of: [depth, positions, d_model]."""
-    return core.blocks[layer].norm_1(torch.stack(recorded.core["hook_resid_pre", layer]))
+    return core.blocks[layer].norm_1(recorded.stack("hook_resid_pre", layer))
 
 
 def _random_maps(core: LoopedCore, seed: int) -> dict[tuple[str, int], tuple[Tensor, Tensor]]:
@@ -124,7 +124,7 @@ def _random_maps(core: LoopedCore, seed: int) -> dict[tuple[str, int], tuple[Ten
             for channel, (weight, bias) in channel_weights(block.attn).items()}
 
 
-def _mapped(core: LoopedCore, recorded: Recorder, maps: dict) -> Iterator[tuple[str, int, Tensor]]:
+def _mapped(core: LoopedCore, recorded: Recording, maps: dict) -> Iterator[tuple[str, int, Tensor]]:
     for layer in range(core.config.n_core):
         normed = normed_states(core, recorded, layer)
         for channel in "qkv":
