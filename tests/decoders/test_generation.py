@@ -51,7 +51,7 @@ def test_the_limit_is_exact_and_the_whole_context_can_be_used(core, decoder, lim
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=repr)
 def test_seed_and_start_state_reach_every_decoder(decoder):
-    core = make_random_core("huginn", gain=0.5, seed=4, n_core=2)
+    core = make_random_core("huginn", gain=1.0, seed=4, n_core=2)
     states = torch.randn(1, 30, core.config.d_model, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     outputs = []
     for options in ({}, {"seed": 9}, {"start_state": "zero"}, {"start_state": states}, {"depth": 6}):
