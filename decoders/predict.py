@@ -60,7 +60,11 @@ class Prediction:
     calls_per_token: float
     seconds_per_token: float
     accepted: float  # E[A], drafts accepted per verification (waves: per run between corrections)
-    seconds_per_call: float
+
+    @property
+    def seconds_per_call(self) -> float:
+        """All seconds, preludes and readouts included, per block call: what a benchmark can see from outside."""
+        return self.seconds_per_token / self.calls_per_token
 
 
 def expected_accepted(agreements: Sequence[float]) -> float:
@@ -118,7 +122,7 @@ def predict(decoder: Decoder, agreement: Agreement, calibration: Calibration, de
     u = calibration.seconds
     p, c = u("prelude", 1), u("readout", 1)
     if isinstance(decoder, Autoregressive):
-        return Prediction(depth, depth * u("recur", 1) + p + c, 0.0, u("recur", 1))
+        return Prediction(depth, depth * u("recur", 1) + p + c, 0.0)
     if isinstance(decoder, DraftThenVerify):
         return _draft_then_verify(decoder, agreement, u, depth, p, c)
     if isinstance(decoder, Wavefront):
@@ -142,7 +146,7 @@ def _draft_then_verify(decoder, agreement, u, depth, p, c) -> Prediction | None:
         calls = block * d + depth
         recur = block * d * u("recur", 1) + depth * u("recur", block + 1)
     seconds = recur + (block + 1) * p + block * c + u("readout", block + 1)
-    return Prediction(calls / committed, seconds / committed, accepted, recur / calls)
+    return Prediction(calls / committed, seconds / committed, accepted)
 
 
 def _wavefront(decoder, agreement, u, depth, p, c) -> Prediction | None:
@@ -156,7 +160,7 @@ def _wavefront(decoder, agreement, u, depth, p, c) -> Prediction | None:
     spawned = ticks / d  # one prelude and one draft readout every d ticks, and one verify readout per token
     together = tokens if depth % d == 0 else 0.0
     readout = together * u("readout", 2, "at") + (spawned - together + tokens - together) * c
-    return Prediction(ticks / tokens, (recur + spawned * p + readout) / tokens, tokens - 1, recur / ticks)
+    return Prediction(ticks / tokens, (recur + spawned * p + readout) / tokens, tokens - 1)
 
 
 def _das_wave(decoder, agreement, u, depth, p, c, injects) -> Prediction | None:
@@ -172,7 +176,7 @@ def _das_wave(decoder, agreement, u, depth, p, c, injects) -> Prediction | None:
     calls = rounds * k + depth
     recur = sum(k * u("recur", w) for w in widths) + depth * u("recur", proposals + 1)
     ends = sum(u("prelude", w) + u("readout", w) for w in [*widths, proposals + 1])
-    return Prediction(calls / committed, (recur + ends) / committed, accepted, recur / calls)
+    return Prediction(calls / committed, (recur + ends) / committed, accepted)
 
 
 def error_law(agreement: Agreement, policy: str, depth: int) -> ErrorLaw | None:

@@ -36,3 +36,19 @@ def ouro():
 def random_core():
     """`random_core(family, gain=..., seed=...)`: loopscope.random_models.make_random_core."""
     return make_random_core
+
+
+@pytest.fixture(scope="session")
+def timing():
+    """`timing(recur=1.0, prelude=0.0, readout=0.0, per_row=0.0)`: a made-up Calibration, the same for all row shapes."""
+    import pandas as pd
+
+    from decoders.calibrate import Calibration
+
+    def make(recur: float = 1.0, prelude: float = 0.0, readout: float = 0.0, per_row: float = 0.0, depth: int = 32) -> Calibration:
+        rows = [("made-up", part, shape, n, 64, cost + (per_row * (n - 1) if part == "recur" else 0.0), 0)
+                for part, cost in (("recur", recur), ("prelude", prelude), ("readout", readout))
+                for shape in ("chain", "wave") for n in (1, 2, 4, 8, 16, 32)]
+        return Calibration(pd.DataFrame(rows, columns=list(Calibration.columns)), {"depth": depth, "injects": True})
+
+    return make

@@ -5,23 +5,12 @@ import random
 import pytest
 
 from decoders import Autoregressive, DASWave, DraftThenVerify, Wavefront
-from decoders.calibrate import Calibration
 from decoders.predict import ErrorLaw, expected_accepted, frontier_accepted, predict, wave_cycle
 
 # DAS, table of agreements on GSM8K (756 positions) by recurrences of the draft, Huginn and Raven-Llama.
 HUGINN_DEEP_KV = {1: 0.6005, 2: 0.7937, 4: 0.8995, 8: 0.9669}
 HUGINN_ALIGNED = {1: 0.4722, 2: 0.6362, 4: 0.7937, 8: 0.9127}
 LLAMA_ALIGNED = {1: 0.8399, 2: 0.9034, 4: 0.959, 8: 0.9841}
-
-
-def timing(recur=1.0, prelude=0.0, readout=0.0, per_row=0.0) -> Calibration:
-    """Seconds of a call on n rows: the given cost plus per_row for each further row of a recurrence."""
-    import pandas as pd
-
-    rows = [("m", part, shape, n, 64, cost + (per_row * (n - 1) if part == "recur" else 0), 0)
-            for part, cost in (("recur", recur), ("prelude", prelude), ("readout", readout))
-            for shape in ("chain", "wave") for n in (1, 2, 4, 8, 16, 32)]
-    return Calibration(pd.DataFrame(rows, columns=list(Calibration.columns)), {"depth": 32, "injects": True})
 
 
 def always(alpha):
@@ -64,7 +53,7 @@ def test_errors_follow_a_power_law_between_and_beyond_measured_depths():
     assert ErrorLaw({1: 0.5, 2: 0.4})(64) <= 0.6  # a measured rise is not carried on
 
 
-def test_a_wave_costs_alpha_d_plus_the_rest_of_t():
+def test_a_wave_costs_alpha_d_plus_the_rest_of_t(timing):
     for alpha, d, depth in ((0.94, 4, 32), (0.5, 1, 4), (0.0, 1, 16), (0.95, 1, 16)):
         ticks, tokens, widths = wave_cycle(alpha, d, depth)
         assert ticks / tokens == pytest.approx(alpha * d + (1 - alpha) * depth)
@@ -74,7 +63,7 @@ def test_a_wave_costs_alpha_d_plus_the_rest_of_t():
     assert predict(Wavefront(4), always(0.94), timing(), 32).calls_per_token == pytest.approx(5.68)
 
 
-def test_calls_per_token_by_hand_when_every_draft_is_right_or_wrong():
+def test_calls_per_token_by_hand_when_every_draft_is_right_or_wrong(timing):
     t = timing()
     assert predict(Autoregressive(), always(0.0), t, 8).calls_per_token == 8
     assert predict(Wavefront(2), always(1.0), t, 8).calls_per_token == pytest.approx(2, rel=1e-4)
@@ -89,7 +78,7 @@ def test_calls_per_token_by_hand_when_every_draft_is_right_or_wrong():
     assert measured == pytest.approx(published) and measured == pytest.approx(4.8, rel=0.05)
 
 
-def test_seconds_count_every_call_at_its_width():
+def test_seconds_count_every_call_at_its_width(timing):
     t = timing(recur=1.0, prelude=10.0, readout=100.0, per_row=0.5)
     assert predict(Autoregressive(), always(0.0), t, 8).seconds_per_token == pytest.approx(8 + 10 + 100)
     # K = 3, d = 2, T = 8, all right: 4 rows draft (2 calls and a prelude each), 3 readouts, 6 calls on 4 rows, 1 readout
@@ -105,6 +94,6 @@ def test_seconds_count_every_call_at_its_width():
     assert das.seconds_per_token == pytest.approx(1.5 + 2.0 + 8 * 2.5 + 3 * 110)
 
 
-def test_a_schedule_whose_agreement_was_not_measured_is_left_out():
+def test_a_schedule_whose_agreement_was_not_measured_is_left_out(timing):
     assert predict(Wavefront(4), lambda policy, depth, lag: None, timing(), 8) is None
     assert predict(DASWave(4, 1), lambda policy, depth, lag: None, timing(), 8) is None

@@ -1,0 +1,108 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from decoders import Autoregressive, DASWave, DraftThenVerify, Wavefront
+from decoders.bench import SPEEDUPS, BenchResult, bench, mismatches, repetition_rate
+from loopscope.errors import PromptError, SettingError
+
+PROMPTS = [[1, 2, 3], [9, 8, 7, 6], [5, 5, 5]]
+DECODERS = [Wavefront(1), DraftThenVerify(1, 4), DASWave(3, 1)]
+
+
+@pytest.fixture(scope="module")
+def result(random_core):
+    return bench(random_core("huginn", gain=0.2, depth=6), PROMPTS, DECODERS, task="made-up", max_new_tokens=14, repeats=2)
+
+
+def test_every_decoder_runs_every_prompt_and_equals_ar(result):
+    frame = result.frame
+    assert len(frame) == len(PROMPTS) * 2 * 4
+    assert (frame.token_mismatches == 0).all() and (frame.tokens == 14).all() and frame.lossless.all()
+    assert (frame[frame.decoder == "AR"].recur_calls == 13 * 6).all()
+    assert (frame.prefill_seconds > 0).all() and (frame.decode_seconds > 0).all()
+    assert frame.model.unique().tolist() == ["random-huginn"] and frame.task.unique().tolist() == ["made-up"]
+
+
+def test_the_order_turns_so_that_every_decoder_goes_first_as_often(result):
+    for _, group in result.frame.groupby(["prompt", "repeat"]):
+        assert sorted(group.order) == [0, 1, 2, 3]
+    first = result.frame[result.frame.order == 0].decoder.value_counts()
+    assert first.max() - first.min() <= 1 and len(first) == 4
+
+
+def test_acceptance_counts_the_same_drafts_as_the_bench(result):
+    once = result.frame[result.frame.repeat == 0].groupby("decoder").accepted.sum()
+    by_place = result.acceptance.frame.groupby("decoder").accepted.sum()
+    for label in ("WFD d=1", "DtV d=1 K=4"):
+        assert by_place[label] == once[label]
+
+
+def test_a_wrong_decoder_is_caught_by_its_mismatches(random_core):
+    class Shallow(Autoregressive):
+        label = "shallow"
+
+        def generate(self, model, prompt, **options):
+            return super().generate(model, prompt, **(options | {"depth": 1}))
+
+    frame = bench(random_core("huginn", gain=1.0, depth=6), PROMPTS, [Shallow()], max_new_tokens=8).frame
+    assert frame[frame.decoder == "shallow"].token_mismatches.sum() > 0
+
+
+def made_up(rows) -> BenchResult:
+    """rows: (prompt, decoder, tokens, prefill, decode)."""
+    frame = pd.DataFrame([("m", "t", p, 0, 0, d, True, n, prefill, decode, n - 1, n, n, n - 1, 0, 0, 0, 0.0, 0)
+                          for p, d, n, prefill, decode in rows], columns=[*BenchResult.columns, "runs"])
+    return BenchResult(frame)
+
+
+def test_the_four_definitions_of_speedup_by_hand():
+    """Prompt 0: 10 tokens in 10 s against 6 s. Prompt 1: 40 tokens in 20 s against 4 s. Prefill 1 s within each."""
+    rows = made_up([(0, "AR", 10, 1, 9), (1, "AR", 40, 1, 19), (0, "fast", 10, 1, 5), (1, "fast", 40, 1, 3)]).summary()
+    fast = rows.set_index("decoder").loc["fast"]
+    assert fast.ratio_of_mean_throughputs == pytest.approx(((10 / 6 + 40 / 4) / 2) / ((10 / 10 + 40 / 20) / 2))
+    assert fast.total_tokens_over_total_time == pytest.approx((50 / 10) / (50 / 30))
+    assert fast.mean_of_prompt_ratios == pytest.approx((10 / 6 + 5) / 2)
+    assert fast.decode_only == pytest.approx((48 / 8) / (48 / 28))
+    assert len({round(fast[name], 6) for name in SPEEDUPS}) == 4
+    ar = rows.set_index("decoder").loc["AR"]
+    assert all(ar[name] == 1 for name in SPEEDUPS)
+
+
+def test_intervals_pair_prompts_and_vanish_where_all_agree():
+    twice = [(p, d, 10, 1, 9 if d == "AR" else 4) for p in range(6) for d in ("AR", "fast")]
+    fast = made_up(twice).summary().set_index("decoder").loc["fast"]
+    assert fast.mean_of_prompt_ratios_low == fast.mean_of_prompt_ratios_high == 2
+    hard = [(p, d, 10, 0.5, (1 + p) * (9 if d == "AR" else 4.5)) for p in range(6) for d in ("AR", "fast")]
+    paired = made_up(hard).summary().set_index("decoder").loc["fast"]  # prompts differ a lot, their ratios do not
+    assert paired.decode_only_low == pytest.approx(2) and paired.decode_only_high == pytest.approx(2)
+    single = made_up([(0, "AR", 10, 1, 9), (0, "fast", 10, 1, 4)]).summary().set_index("decoder").loc["fast"]
+    assert np.isnan(single.decode_only_low) and single.decode_only == pytest.approx(2.25)
+
+
+def test_repetition_rate_by_hand():
+    assert repetition_rate([1, 2, 3, 4, 5, 6, 7]) == 0
+    assert repetition_rate([1, 2, 1, 2, 1, 2, 1]) == pytest.approx(0.5)  # 4 four-grams, 2 of them new
+    assert repetition_rate([1, 2, 3]) == 0
+
+
+def test_mismatches_count_length_too():
+    assert mismatches([1, 2, 3], [1, 2, 3]) == 0
+    assert mismatches([1, 9, 3], [1, 2, 3]) == 1
+    assert mismatches([1, 2], [1, 2, 3, 4]) == 2
+
+
+def test_saved_and_loaded(result, tmp_path):
+    result.save(tmp_path)
+    assert (tmp_path / "acceptance.parquet").is_file()
+    pd.testing.assert_frame_equal(BenchResult.load(tmp_path).frame, result.frame)
+
+
+def test_impossible_benchmarks_are_refused(random_core):
+    core = random_core("huginn")
+    with pytest.raises(SettingError, match="at least one prompt"):
+        bench(core, [], DECODERS)
+    with pytest.raises(SettingError, match="one label: WFD d=1"):
+        bench(core, PROMPTS, [Wavefront(1), Wavefront(1)])
+    with pytest.raises(PromptError, match="empty"):
+        bench(core, [[]], DECODERS)
