@@ -63,28 +63,30 @@ def page(n: dict[str, Any]) -> str:
     depths = [d for d in (1, 2, 3, 4, 6, 8, 12, 16) if d <= n["depth"]]
     family = "Huginn" if "huginn" in n["name"] else "Ouro"
     recipe, data, evaluation = n["recipe"], n["data"], n["evaluation"]
+    mix, held_out, code, maths = data["mix"], data["held_out_modules"], evaluation["tokens"]["code"], evaluation["tokens"]["maths"]
     lines = [
         f"# {n['name']}",
         "",
         f"A small {family} (official architecture, config keys and parameter names) with {n['parameters']:,} parameters and",
-        f"T = {n['depth']}, trained on a CPU by this project as a subject for probes and decoders. It is not a useful language model.",
-        "Weights are stored in bfloat16; every number below is that of the stored weights, computed in float32.",
+        f"T = {n['depth']}, trained on a CPU by this project as a subject for probes and decoders. It is not a useful language",
+        "model. Weights are stored in bfloat16; every number below is that of the stored weights, computed in float32.",
         "",
         "## Training",
         "",
-        f"- Reproduce: `{n['command']}` (seed {n['seed']}, {n['threads']} thread, {n['wall_minutes']} minutes here, on a machine shared",
-        "  with other work; Python " + n["python"] + ", torch " + n["torch"] + ").",
+        f"- Reproduce: `{n['command']}` (seed {n['seed']}, {n['threads']} thread; {n['wall_minutes']} minutes here, on two cores",
+        f"  busy with other work; Python {n['python']}, torch {n['torch']}).",
         f"- {n['steps']} of {n['planned_steps']} steps of {recipe['rows']} x {recipe['length']} tokens: {n['tokens']:,} tokens.",
-        f"- Data: {data['mix']['worked']:.0%} arithmetic problems with worked steps, {data['mix']['direct']:.0%} problems answered at once,",
-        f"  {data['mix']['code']:.0%} Python code ({data['train_modules']} standard-library modules, {data['train_characters']:,} characters;",
-        f"  {len(data['held_out_modules'])} further modules, {data['held_out_characters']:,} characters, held out by a hash of their name).",
-        f"- Muon (lr {recipe['muon_lr']}, weight decay {recipe['weight_decay']}) for matrices, AdamW (lr {recipe['adam_lr']}) for the rest;",
-        f"  {recipe['warmup']} steps of warm-up, then linear to zero over the last {recipe['decay_share']:.0%} of the run; gradients clipped at {recipe['clip']}.",
+        f"- Data: {mix['worked']:.0%} arithmetic problems with worked steps, {mix['direct']:.0%} problems answered at once,",
+        f"  {mix['code']:.0%} Python code ({data['train_modules']} standard-library modules, {data['train_characters']:,} characters;",
+        f"  {len(held_out)} further modules, {data['held_out_characters']:,} characters, held out by a hash of their name).",
+        f"- Muon (lr {recipe['muon_lr']}, weight decay {recipe['weight_decay']}) for matrices, AdamW (lr {recipe['adam_lr']}) for the",
+        f"  rest; {recipe['warmup']} steps of warm-up, then linear to zero over the last {recipe['decay_share']:.0%} of the run;",
+        f"  gradients clipped at {recipe['clip']}.",
     ]
     if family == "Huginn":
         lines += [
-            f"- Recurrences per step: 1 + Poisson(lognormal), mean {recipe['mean_recurrences']}, at most {recipe['most_recurrences']}; gradients through the last",
-            f"  {recipe['backprop_recurrences']}; a new truncated-normal start state for every row and position.",
+            f"- Recurrences per step: 1 + Poisson(lognormal), mean {recipe['mean_recurrences']}, at most {recipe['most_recurrences']};",
+            f"  gradients through the last {recipe['backprop_recurrences']}; a new truncated-normal start state per row and position.",
         ]
     else:
         lines += [
@@ -99,7 +101,7 @@ def page(n: dict[str, Any]) -> str:
         lines += [
             f"## Held-out data by depth{state}",
             "",
-            f"Mean loss in nats per token (code: {evaluation['tokens']['code']:,} tokens; maths: {evaluation['tokens']['maths']:,} answer tokens of worked problems).",
+            f"Mean loss in nats per token (code: {code:,} tokens; maths: {maths:,} answer tokens of worked problems).",
             "",
             _table("loss", e["loss"], depths),
             "",

@@ -35,7 +35,7 @@ class Stream:
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, seed: int, rows: int, length: int):
         self.tokenizer, self.seed, self.rows, self.length = tokenizer, seed, rows, length
-        self.bos, self.eos = tokenizer.token_to_id(tok.BOS), tokenizer.token_to_id(tok.EOS)
+        self.bos, self.eos, _ = tok.special_ids(tokenizer)
 
     @cached_property
     def _code(self) -> tuple[list[str], list[int]]:
@@ -70,7 +70,7 @@ class Stream:
             rows.append(row[: self.length + 1])
         tokens = torch.tensor(rows)
         # where the next document begins is not the model's to predict
-        targets = tokens[:, 1:].masked_fill(tokens[:, 1:] == self.bos, IGNORE)
+        targets = tokens[:, 1:].masked_fill(tokens[:, 1:].eq(self.bos), IGNORE)
         return tokens[:, :-1], targets
 
 
@@ -79,7 +79,7 @@ class Validation:
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, seed: int = 0, length: int = 256):
         self.tokenizer, self.seed, self.length = tokenizer, seed, length
-        self.bos, self.eos, self.pad = (tokenizer.token_to_id(t) for t in (tok.BOS, tok.EOS, tok.PAD))
+        self.bos, self.eos, self.pad = tok.special_ids(tokenizer)
 
     def _rows(self, pairs: list[tuple[str, str]], ends: bool = True) -> tuple[Tensor, Tensor]:
         """Rows of prompt and counted text (and the end token, if the text ``ends``)."""
@@ -90,7 +90,7 @@ class Validation:
             ids = [*head, *self.tokenizer.encode(text).ids, *[self.eos] * ends][: self.length + 1]
             inputs[i, : len(ids) - 1] = torch.tensor(ids[:-1])
             targets[i, len(head) - 1 : len(ids) - 1] = torch.tensor(ids[len(head) :])
-        longest = int((inputs != self.pad).sum(1).max())
+        longest = int(inputs.ne(self.pad).sum(1).max())
         return inputs[:, :longest], targets[:, :longest]
 
     def code(self, n: int) -> tuple[Tensor, Tensor]:

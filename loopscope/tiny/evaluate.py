@@ -12,7 +12,6 @@ from typing import Any
 
 import tokenizers
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from loopscope.tiny import tasks
@@ -23,9 +22,12 @@ CHUNK = 32
 
 
 def logits_by_depth(
-    core: Any, tokens: Int[Tensor, "batch seq"], depth: int, start: str = "keyed", seed: int = 0
-) -> Iterator[Float[Tensor, "batch seq vocab"]]:
-    """Logits read after 1, 2, ... ``depth`` recurrences of one pass; ``start`` is ``"keyed"`` or ``"zero"``."""
+    core: Any, tokens: Tensor, depth: int, start: str = "keyed", seed: int = 0
+) -> Iterator[Tensor]:
+    """Logits [batch, seq, vocab] after 1, 2, ... ``depth`` recurrences of one pass over ``tokens`` [batch, seq].
+
+    ``start`` is ``"keyed"``, ``"zero"``, or ``"none"`` for a model without a start state.
+    """
     with torch.no_grad():
         e = core.embed(tokens)
         s = core.start(e, seed=seed, start_state="zero" if start == "zero" else None)
@@ -81,7 +83,9 @@ def evaluate(
     worked, direct = validation.cells("worked", max(1, int(16 * scale))), validation.direct(max(1, int(40 * scale)))
     result: dict[str, Any] = {}
     for start in starts:
-        loss, agreement, accuracy = {}, {}, {}
+        loss: dict[str, list[float]] = {}
+        agreement: dict[str, list[float]] = {}
+        accuracy: dict[str, list[float]] = {}
         for name, (x, y) in sets.items():
             loss[name], agreement[name], _ = _scores(core, x, y, depth, start)
         for name, (x, y, problems) in (("worked", worked), ("direct", direct)):

@@ -24,11 +24,11 @@ def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Momentum, orthogonalised: each update has a spectral norm of about ``lr`` times the shape's scale."""
 
-    def __init__(self, params, lr: float, momentum: float = 0.95, weight_decay: float = 0.0):
+    def __init__(self, params: list[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.0):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure=None) -> None:
+    def step(self, closure=None) -> None:  # type: ignore[override]
         """One update of every parameter that has a gradient."""
         for group in self.param_groups:
             for p in group["params"]:
@@ -48,7 +48,8 @@ def build(model: nn.Module, muon_lr: float, adam_lr: float, weight_decay: float)
 
     ``initial_lr`` is kept in every group so that a schedule can scale it.
     """
-    matrices, rest = [], []
+    matrices: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
     for name, p in model.named_parameters():
         if not p.requires_grad:
             continue

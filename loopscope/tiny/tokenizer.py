@@ -53,3 +53,13 @@ def save(tokenizer: tokenizers.Tokenizer, folder: Path) -> None:
 def load(folder: Path) -> tokenizers.Tokenizer:
     """Read the tokenizer of a model folder."""
     return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def special_ids(tokenizer: tokenizers.Tokenizer) -> tuple[int, int, int]:
+    """Ids of the begin, end and padding tokens.
+
+    Raises:
+        KeyError: if the tokenizer lacks one.
+    """
+    vocabulary = tokenizer.get_vocab()
+    return vocabulary[BOS], vocabulary[EOS], vocabulary[PAD]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 NAMES = ("Ann", "Ben", "Eva", "Tom", "Mia", "Sam", "Leo", "Ida")
 THINGS = ("apples", "pens", "books", "coins", "cards", "shells", "cups", "stones")
@@ -103,7 +104,7 @@ def columns(rng: random.Random, difficulty: int) -> tuple[str, str]:
     return f"Add {a} and {b} in columns.", " ".join(steps)
 
 
-def _tree(rng: random.Random, operators: int) -> object:
+def _tree(rng: random.Random, operators: int) -> Any:
     """A random expression tree with the given number of operators; leaves are digits."""
     if operators == 0:
         return rng.randint(1, 9)
@@ -111,7 +112,7 @@ def _tree(rng: random.Random, operators: int) -> object:
     return [_tree(rng, left), rng.choice("+-*"), _tree(rng, operators - 1 - left)]
 
 
-def _show(tree: object, top: bool = True) -> str:
+def _show(tree: Any, top: bool = True) -> str:
     if not isinstance(tree, list):
         return str(tree) if int(tree) >= 0 or top else f"({tree})"
     text = f"{_show(tree[0], False)}{tree[1]}{_show(tree[2], False)}"
@@ -122,7 +123,7 @@ def _apply(a: int, op: str, b: int) -> int:
     return a + b if op == "+" else a - b if op == "-" else a * b
 
 
-def _reduce(tree: object) -> tuple[object, bool]:
+def _reduce(tree: Any) -> tuple[Any, bool]:
     """Replace the first operator whose two sides are numbers; says whether one was found."""
     if not isinstance(tree, list):
         return tree, False
@@ -149,5 +150,5 @@ def steps(rng: random.Random, difficulty: int) -> tuple[str, str]:
     return f"Work out {shown[0]} step by step.", f"{' = '.join(shown)}. The answer is {shown[-1]}."
 
 
-def _leaves(tree: object) -> list[int]:
+def _leaves(tree: Any) -> list[int]:
     return [tree] if not isinstance(tree, list) else _leaves(tree[0]) + _leaves(tree[2])

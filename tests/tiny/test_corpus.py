@@ -4,6 +4,7 @@ import json
 import random
 
 import pytest
+
 from loopscope.errors import SettingError
 from loopscope.tiny import corpus
 from loopscope.tiny.prompts import CODE_PROMPTS, prompts

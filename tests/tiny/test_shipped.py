@@ -4,10 +4,11 @@ import json
 
 import pytest
 import torch
+from safetensors import safe_open
+
 from loopscope.models.loading import load_core
 from loopscope.tiny import NAMES, WEIGHTS
 from loopscope.tiny.recipe import RECIPES
-from safetensors import safe_open
 
 MIB = 1024 * 1024
 

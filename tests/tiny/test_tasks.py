@@ -5,6 +5,7 @@ import random
 import re
 
 import pytest
+
 from loopscope.tiny import tasks
 from loopscope.tiny.prompts import maths_problems, prompts
 

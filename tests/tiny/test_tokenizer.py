@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from loopscope.tiny import NAMES, WEIGHTS, data
 from loopscope.tiny import tokenizer as tok
 

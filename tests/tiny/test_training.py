@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from loopscope.models.loading import load_core
 from loopscope.tiny import data, optim, recipe, tasks, train
 from loopscope.tiny import tokenizer as tok
