@@ -1,0 +1,5 @@
+"""python -m loopscope.cli"""
+
+from loopscope.cli import main
+
+main()

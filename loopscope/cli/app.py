@@ -1,0 +1,185 @@
+"""The commands and what their help teaches. What they do is in the modules beside this one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from loopscope.cli.guard import guarded
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
+    help="""Look inside looped language models, and decode them fast and losslessly.
+
+    A looped model applies one block of layers T times for every token: its recurrence depth. loopscope shows what changes
+    from one recurrence to the next (probe), what happens when a shallow draft reads what deeper recurrences left in the
+    cache (intervene), and decodes several tokens at once from drafts that were read early (decode), token for token as
+    plain decoding would.
+
+    Start with:  loopscope report --quick --out runs/first
+
+    MODEL is a shipped model (loopscope models) or a folder with config.json and safetensors files.""")
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A shipped model's name (tiny-huginn, tiny-ouro) or a checkpoint folder.")]
+Task = Annotated[str, typer.Option(help="Built-in held-out prompts to use: maths (worked problems) or code (Python).")]
+Count = Annotated[int, typer.Option("--prompts", min=1, help="How many of them. Intervals are over prompts, so more is narrower.")]
+Texts = Annotated[list[str] | None, typer.Option("--prompt", help="Your own text instead of the built-in prompts; may be repeated.")]
+OutMaybe = Annotated[str | None, typer.Option("--out", help="Save tables and figures in this new folder.")]
+Start = Annotated[str, typer.Option(help="Start state of the loop: keyed (the checkpoint's own random draw, fixed per seed and position) "
+                                         "or zero. Models without a start state ignore it.")]
+Depth = Annotated[int | None, typer.Option(help="Full depth T: recurrences per token. Default: the model's own.")]
+Seed = Annotated[int, typer.Option(help="Keys the start state, the bootstrap and every other draw.")]
+Grid = Annotated[bool, typer.Option("--grid", help="Also read keys and values at every pair of depths.")]
+Decoder = Annotated[str, typer.Option(metavar="NAME", help="ar (plain, all T recurrences per token), dtv (draft a block, then verify it), "
+                                      "wfd (wavefront: tokens a few recurrences apart run together), das-wave (refine a block of guesses, then "
+                                      "verify), or a label from a table, such as 'DtV d=1 K=8 deep_kv'.")]
+Decoders = Annotated[list[str] | None, typer.Option("--decoder", metavar="NAME", help="Decoders to compare with ar: names or labels; may "
+                                                    "be repeated. Default: a common setting of each.")]
+Read = Annotated[str | None, typer.Option(help="dtv, das-wave: depth at which drafts read the prefix: aligned, deep_v, deep_k, deep_kv.")]
+Compare = Annotated[bool, typer.Option("--compare", help="Also decode with ar, compare the tokens, and say how much faster it was.")]
+Threads = Annotated[int, typer.Option(min=1, help="CPU threads. One is fastest for the shipped models: they are small.")]
+
+
+@app.command(short_help="The whole way from probes to speedups, as one page.")
+@guarded
+def report(
+    models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="Default: all shipped models.")] = None,
+    out: Annotated[str, typer.Option(help="The run folder to make. It must not exist yet.")] = "runs/report",
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer prompts and shorter texts: under three minutes, wider intervals.")] = False,
+    seed: Seed = 0,
+    threads: Threads = 1,
+) -> None:
+    """Probe, intervene, plan, decode and draw: the whole way, on one page.
+
+    For every model, on maths and on code: how fast queries, keys, values and the state settle with recurrence depth
+    (convergence), what the model would say if it stopped early (depth lens), what a shallow draft gains or loses by reading
+    the prefix's values or keys at full depth (prefix channels; "Mature-V" is the claim that values help), which decoder and
+    schedule should follow from that (plan), and what it then did (benchmark: calls, accepted drafts, seconds, tokens compared
+    with plain decoding).
+
+    The folder holds report.html (open it in a browser; it needs no network), manifest.json, tables/*.parquet and figures/*.
+    It appears under its name only when it is complete; Ctrl-C leaves nothing behind.
+    """
+    from loopscope.cli.report import write_run
+
+    typer.echo(write_run(models or [], out, quick=quick, seed=seed, threads=threads))
+
+
+@app.command(short_help="What changes with recurrence depth.")
+@guarded
+def probe(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Texts = None, out: OutMaybe = None, start: Start = "keyed",
+          depth: Depth = None, seed: Seed = 0, threads: Threads = 1) -> None:
+    """What changes with recurrence depth.
+
+    Two probes. Convergence: how near the queries, keys, values, attention outputs and the state of depth r are to those of
+    full depth (cosine and relative L2), beside three nulls that say how much of it means nothing. Depth lens: the model's
+    output if it stopped at depth r: how often its first choice is already the final one (agreement), and how far its
+    distribution still is (KL, in nats).
+    """
+    from loopscope.cli.study import run_probe
+
+    run_probe(model, task=task, count=prompts, texts=prompt, out=out, start=start, depth=depth, seed=seed, threads=threads)
+
+
+@app.command(short_help="What a draft gains by reading the prefix deeper.")
+@guarded
+def intervene(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Texts = None, out: OutMaybe = None, start: Start = "keyed",
+              depth: Depth = None, grid: Grid = False,
+              draft_depth: Annotated[int, typer.Option(min=1, help="Recurrences of the draft in the grid.")] = 1,
+              seed: Seed = 0, threads: Threads = 1) -> None:
+    """What happens if a shallow draft reads the prefix at another depth.
+
+    A draft that has run d of T recurrences attends to the prefix: by default to the keys and values that the prefix had at
+    the same depth (aligned). Here it reads the prefix's values (deep_v, "Mature-V"), keys (deep_k) or both (deep_kv) at full
+    depth instead. Agreement: how often the draft's token is the full-depth token. Effects are paired differences to aligned
+    with bootstrap intervals over prompts; controls read shuffled values, another prompt's values, and noise.
+    """
+    from loopscope.cli.study import run_intervene
+
+    run_intervene(model, task=task, count=prompts, texts=prompt, out=out, start=start, depth=depth, grid=grid, draft_depth=draft_depth,
+                  seed=seed, threads=threads)
+
+
+@app.command(short_help="Continue a prompt with any decoder.")
+@guarded
+def decode(
+    model: Model,
+    prompt: Annotated[str, typer.Argument(help="Text to continue.")],
+    decoder: Decoder = "wfd",
+    max_new_tokens: Annotated[int, typer.Option(help="Stop after so many new tokens.")] = 64,
+    depth: Depth = None,
+    draft_depth: Annotated[int | None, typer.Option(help="dtv, wfd: recurrences before a token is drafted.")] = None,
+    block: Annotated[int | None, typer.Option(help="dtv: drafts per block.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="das-wave: rounds of refinement, J.")] = None,
+    updates: Annotated[int | None, typer.Option(help="das-wave: recurrences per round, k.")] = None,
+    read: Read = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End the text at this string; may be repeated.")] = None,
+    start: Start = "keyed",
+    seed: Seed = 0,
+    compare: Compare = False,
+    threads: Threads = 1,
+) -> None:
+    """Continue a prompt, greedily, with any decoder.
+
+    The new text goes to stdout; what it cost goes to stderr: block calls per token (plain decoding needs T), drafts accepted of
+    those compared, and seconds. All decoders here are lossless: they give the tokens of plain decoding.
+    """
+    from loopscope.cli.decode import run_decode
+
+    run_decode(model, prompt, decoder, max_new_tokens=max_new_tokens, depth=depth, stop=tuple(stop or ()), start=start, seed=seed,
+               compare=compare, threads=threads, draft_depth=draft_depth, block=block, rounds=rounds, updates=updates, read=read)
+
+
+@app.command(short_help="Time decoders against plain decoding.")
+@guarded
+def bench(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Texts = None, out: OutMaybe = None,
+          decoder: Decoders = None,
+          max_new_tokens: Annotated[int, typer.Option(help="New tokens per prompt.")] = 64,
+          repeats: Annotated[int, typer.Option(min=1, help="Times each prompt is decoded.")] = 2,
+          depth: Depth = None, start: Start = "keyed", seed: Seed = 0, threads: Threads = 1) -> None:
+    """Time decoders against plain decoding on the same prompts.
+
+    Orders alternate, warm-up is left out, prefill is timed apart, and every output is compared with plain decoding's, token by
+    token. Speedups are given with 95 % bootstrap intervals over prompts.
+    """
+    from loopscope.cli.decode import run_bench
+
+    run_bench(model, decoder, task=task, count=prompts, texts=prompt, out=out, max_new_tokens=max_new_tokens, repeats=repeats, depth=depth,
+              start=start, seed=seed, threads=threads)
+
+
+@app.command(short_help="Redraw a run from its tables.")
+@guarded
+def figures(folder: Annotated[str, typer.Argument(metavar="DIR", help="A run folder that `loopscope report` made.")],
+            out: Annotated[str | None, typer.Option("--out", help="Draw into this new folder. Default: redraw in place.")] = None) -> None:
+    """Draw a run's figures and report again from its tables; no model is loaded."""
+    from loopscope.cli.report import redraw
+
+    typer.echo(redraw(folder, out))
+
+
+@app.command("gpu-check", short_help="Check every decoder on a device.")
+@guarded
+def gpu_check(device: Annotated[str, typer.Option(help="cuda, cuda:1, cpu ...")] = "cuda",
+              toy: Annotated[bool, typer.Option("--toy", help="Random tiny models only: a minute on a CPU.")] = False,
+              out: Annotated[str | None, typer.Option("--out", help="Write the JSON here instead of to stdout.")] = None,
+              seed: Seed = 0) -> None:
+    """Check every decoder on a device: its tokens against plain decoding, and what calls cost there.
+
+    float64 and float32 tokens must equal plain decoding's on the same device (and, in float64, the CPU's); in bfloat16, where
+    rounding depends on how many rows run together, a difference must lie where the two best tokens are nearly tied. Exit code 1
+    if a check fails. Also runs from a bare source tree: python -m loopscope.gpu_check.
+    """
+    from loopscope.gpu_check import run
+
+    raise typer.Exit(run(device=device, toy=toy, out=out, seed=seed))
+
+
+@app.command(short_help="List the models that come with loopscope.")
+@guarded
+def models() -> None:
+    """List the models that come with loopscope."""
+    from loopscope.cli.study import list_models
+
+    list_models()

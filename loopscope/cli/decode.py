@@ -1,0 +1,60 @@
+"""`loopscope decode` and `loopscope bench`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from loopscope.cli.progress import Stages
+from loopscope.cli.study import open_model, print_table, read_texts, save, start_state
+
+if TYPE_CHECKING:
+    from decoders import Generation
+
+
+def run_decode(model: str, prompt: str, name: str, *, max_new_tokens, depth, stop, start, seed, compare, threads, **settings) -> None:
+    from decoders.named import decoder
+
+    chosen = decoder(name, **settings)  # a wrong name is said before the model is loaded
+    state = start_state(start)
+    core = open_model(model, threads)
+    options = {"max_new_tokens": max_new_tokens, "depth": depth, "stop": stop, "start_state": state, "seed": seed}
+    if compare:  # the first decode pays for set-up, so it must not be one of the two that are compared
+        chosen.generate(core, prompt, **(options | {"max_new_tokens": min(max_new_tokens, 8)}))
+    result = chosen.generate(core, prompt, **options)
+    print(result.text if result.text is not None else " ".join(map(str, result.tokens)))
+    sys.stdout.flush()
+    print(describe(result), file=sys.stderr)
+    if compare:
+        plain = decoder("ar").generate(core, prompt, **options)
+        same = "the same tokens" if plain.tokens == result.tokens else "DIFFERENT tokens"
+        speed = plain.seconds.decode / result.seconds.decode if result.seconds.decode else float("nan")
+        print(f"{describe(plain)}\n{result.decoder} gave {same} as AR, {speed:.2f}x as fast", file=sys.stderr)
+
+
+def describe(g: Generation) -> str:
+    later = len(g.tokens) - 1  # prefill commits the first
+    per_token = f"{g.calls.recur / later:.2f} block calls per token (AR: {g.depth})" if later else "no decoding after prefill"
+    drafts = f", {g.accepted} of {g.proposed} drafts accepted" if g.proposed else ""
+    lossless = "lossless" if g.lossless else "not lossless"
+    return (f"{g.decoder} ({lossless}): {len(g.tokens)} tokens, {per_token}{drafts}, {g.seconds.prefill:.2f} s prefill, "
+            f"{g.seconds.decode:.2f} s decoding")
+
+
+def run_bench(model: str, names: list[str] | None, *, task, count, texts, out, max_new_tokens, repeats, depth, start, seed,
+              threads) -> None:
+    from decoders.bench import bench
+    from decoders.named import decoder
+
+    chosen = [decoder(n) for n in names or ("wfd", "dtv", "das-wave")]
+    state = start_state(start)
+    core = open_model(model, threads)
+    label, prompts = read_texts(core, task, count, texts, seed)
+    with Stages([1.0]) as stages, stages.stage("decoding"):
+        result = bench(core, prompts, chosen, label, max_new_tokens, repeats, seed, depth=depth, start_state=state, progress=stages.advance)
+    summary = result.summary()
+    summary["speedup"] = [f"{r.decode_only:.2f} [{r.decode_only_low:.2f}, {r.decode_only_high:.2f}]" for r in summary.itertuples()]
+    print(f"{core.source}, {len(prompts)} prompts ({label}), {max_new_tokens} new tokens; speedup: decode time against AR's, with a 95 % "
+          "interval over prompts")
+    print_table(summary[["decoder", "calls_per_token", "alpha", "seconds_per_token", "speedup", "token_mismatches", "repetition_rate"]])
+    save([result, *([result.acceptance] if len(result.acceptance.frame) else [])], out, model=core.source, prompts=prompts, seed=seed)

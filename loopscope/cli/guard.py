@@ -1,0 +1,53 @@
+"""One clear message in place of a traceback, for everything that is the user's or the machine's to solve."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import signal
+import sys
+from collections.abc import Callable
+
+REFUSED, INTERRUPTED, TERMINATED = 2, 130, 143
+
+
+def guarded(command: Callable) -> Callable:
+    """Wrap a command: LoopscopeError, a full disk, lack of memory and Ctrl-C end in one line and an exit code."""
+
+    @functools.wraps(command)
+    def run(*args, **kwargs):
+        from loopscope.errors import LoopscopeError
+
+        # A polite kill must clean up like Ctrl-C does: half a run folder is removed on the way out.
+        signal.signal(signal.SIGTERM, _terminate)
+        try:
+            return command(*args, **kwargs)
+        except KeyboardInterrupt:
+            _end("interrupted; nothing was left behind", INTERRUPTED)
+        except LoopscopeError as error:
+            _end(f"error: {error}", REFUSED)
+        except OSError as error:
+            if error.errno not in _DISK:
+                raise
+            _end(f"error: {error.filename or 'a file'} could not be written: {error.strerror}; free some space or write elsewhere", REFUSED)
+        except (MemoryError, RuntimeError) as error:
+            if not isinstance(error, MemoryError) and "memory" not in str(error).lower():
+                raise
+            _end("error: not enough memory for this request; use a smaller depth, a shorter prompt or fewer prompts", REFUSED)
+
+    return run
+
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+def _terminate(signum, frame) -> None:
+    raise SystemExit(TERMINATED)
+
+
+def _end(message: str, code: int) -> None:
+    import typer
+
+    sys.stdout.flush()
+    sys.stderr.write(f"{message}\n")
+    raise typer.Exit(code)

@@ -1,0 +1,127 @@
+"""`loopscope probe`, `intervene` and `models`: one study, printed as a small table and saved on request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loopscope.cli.folder import run_folder
+from loopscope.errors import SettingError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from loopscope.models.looped import LoopedCore
+    from loopscope.records import Result
+
+
+def open_model(name: str, threads: int) -> LoopedCore:
+    """The model without hooks: nothing the command line does needs transformer-lens, whose import takes seconds."""
+    import torch
+
+    import loopscope
+
+    torch.set_num_threads(threads)
+    return loopscope.load(name, hooked=False)
+
+
+def start_state(name: str) -> str | None:
+    if name not in ("keyed", "zero"):
+        raise SettingError(f"start {name!r} is unknown; use 'keyed' or 'zero'")
+    return "zero" if name == "zero" else None
+
+
+def read_texts(core: LoopedCore, task: str, count: int, texts: Sequence[str] | None, seed: int) -> tuple[str, list]:
+    """(task label, prompts): the user's own texts, or built-in ones."""
+    from loopscope.tiny.prompts import prompts
+
+    if texts:
+        return "own", list(texts)
+    return task, prompts(task, count, seed)
+
+
+def continued(core: LoopedCore, prompts: Iterable, tokens: int, **options) -> list[list[int]]:
+    """Each prompt with its own greedy continuation: the target's trajectory, which is what drafts are judged on."""
+    from decoders import Autoregressive
+
+    out = []
+    for prompt in prompts:
+        ids = core.prompt_tokens(prompt).tolist()
+        room = core.config.context - len(ids)
+        out.append(ids + (Autoregressive().generate(core, ids, max_new_tokens=min(tokens, room), **options).tokens if room > 0 else []))
+    return out
+
+
+def run_probe(model: str, *, task, count, texts, out, start, depth, seed, threads) -> None:
+    core, state = open_model(model, threads), start_state(start)
+    label, prompts = read_texts(core, task, count, texts, seed)
+    from probes import convergence, depth_lens
+
+    options = {"task": label, "depth": depth, "start_state": state, "seed": seed}
+    results = [convergence(core, prompts, **options), depth_lens(core, prompts, **options)]
+    found, lens = (r.frame for r in results)
+    found = found[(found.null == "none") & (found.metric == "cosine")]
+    table = found.pivot_table(index="depth", columns="channel", values="value")[["q", "k", "v", "attn_out", "state"]]
+    table = table.join(lens.groupby("depth")[["agreement", "kl_nats", "loss_nats"]].mean())
+    print(f"{core.source}, {len(prompts)} prompts ({label}), start {start}: cosine to full depth, and what stopping there would say")
+    print(table.round(3).to_string())
+    save(results, out, model=core.source, prompts=prompts, seed=seed)
+
+
+def run_intervene(model: str, *, task, count, texts, out, start, depth, grid, draft_depth, seed, threads) -> None:
+    core, state = open_model(model, threads), start_state(start)
+    label, prompts = read_texts(core, task, count, texts, seed)
+    from interventions import depth_grid, mature_v_verdict, prefix_channels
+
+    options = {"depth": depth, "start_state": state, "seed": seed}
+    tokens = continued(core, prompts, 48, **options)
+    channels = prefix_channels(core, tokens, task=label, **options)
+    effects = channels.effects()
+    results: list[Result] = [channels, effects]
+    shown = channels.frame[channels.frame.control == "none"]
+    print(f"{core.source}, {len(prompts)} prompts ({label}), start {start}: agreement of a draft with the full-depth token")
+    print(shown.pivot_table(index=["depth", "lag"], columns="policy", values="agreement").round(3).to_string())
+    for verdict in mature_v_verdict(effects):
+        print(verdict.sentence)
+    if grid:
+        results.append(depth_grid(core, tokens, draft_depth, task=label, **options))
+        cells = results[-1].frame.pivot_table(index="k_depth", columns="v_depth", values="agreement")
+        print(f"draft of depth {draft_depth}; rows: depth of the prefix's keys, columns: of its values")
+        print(cells.round(3).to_string())
+    save(results, out, model=core.source, prompts=prompts, seed=seed)
+
+
+def save(results: Iterable[Result], out: str | None, **facts) -> None:
+    """Tables and figures of a few results in a new folder, if one was asked for."""
+    if out is None:
+        return
+    import json
+
+    import figures
+    from loopscope.records import manifest, write_text
+
+    with run_folder(out) as part:
+        for result in results:
+            result.save(part / "tables")
+            figures.save(result.plot(), result.frame, part / "figures", result.kind)
+        write_text(json.dumps(manifest(**facts), indent=1, default=str) + "\n", part / "manifest.json")
+    print(f"saved in {Path(out)}")
+
+
+def list_models() -> None:
+    from loopscope.models.loading import SHIPPED, read_json, shipped_models
+    from loopscope.models.registry import config_from_dict
+
+    names = shipped_models()
+    for name in names:
+        c = config_from_dict(read_json(SHIPPED / name / "config.json"))
+        size = sum(f.stat().st_size for f in (SHIPPED / name).iterdir()) / 1e6
+        print(f"{name:12} {c.family:7} T = {c.depth:2}, {c.n_prelude} + {c.n_core} + {c.n_coda} layers (prelude, looped, coda), "
+              f"width {c.d_model}, context {c.context}, {size:.1f} MB")
+    if not names:
+        print("no model is shipped with this installation")
+
+
+def print_table(frame: pd.DataFrame) -> None:
+    print(frame.to_string(index=False, float_format=lambda x: f"{x:.3g}"))
