@@ -1,0 +1,101 @@
+"""Figures: pure functions of frames, drawn without a model and without touching matplotlib's global state.
+
+    figure = figures.draw("convergence", frame)          # a matplotlib Figure
+    figures.save(figure, frame, "runs/first/figures", "convergence")   # PNG, SVG, PDF and the frame beside them
+
+Nothing heavy is imported until something is drawn.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loopscope.errors import RunFolderError, SettingError, closest
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+# kind (a table's name, or a figure's own name) -> the module that draws it
+_MODULES = {
+    "convergence": "convergence",
+    "depth_lens": "depth_lens",
+    "settle": "settle",
+    "prefix_channels": "prefix_channels",
+    "prefix_effects": "prefix_effects",
+    "depth_grid": "depth_grid",
+    "acceptance": "acceptance",
+    "bench": "speedup",
+    "speedup": "speedup",
+    "timing": "timing",
+    "plan": "predicted",
+    "predicted_vs_measured": "predicted",
+    "trace": "schedule",
+    "schedule": "schedule",
+    "dashboard": "dashboard",
+    "concept": "concept",
+}
+FORMATS = ("png", "svg", "pdf")
+
+
+def kinds() -> tuple[str, ...]:
+    """Every kind that `draw` knows: the tables of docs/tables.md, the dashboard, and the picture of the idea."""
+    return tuple(_MODULES)
+
+
+def draw(kind: str, frame: pd.DataFrame | Mapping[str, pd.DataFrame] | None, **options) -> Figure:
+    """Draw one table as one figure.
+
+    frame: the tidy table named `kind` (docs/tables.md gives columns and units); the dashboard takes a dict of tables,
+    the concept picture None. options: `model`, `task`, `start` choose rows; each figure's module documents its own.
+    Raises SettingError for an unknown kind, an empty table, a missing column, or a choice the table does not hold.
+    """
+    if kind not in _MODULES:
+        near = closest(kind, _MODULES)
+        raise SettingError(f"no figure is called {kind!r}{f' (did you mean {near}?)' if near else ''}; known: {', '.join(_MODULES)}")
+    from figures import style
+
+    module = import_module(f"figures.{_MODULES[kind]}")
+    with style.context():
+        return module.draw(frame, **options)
+
+
+def save(figure: Figure, frame: pd.DataFrame | Mapping[str, pd.DataFrame] | None, folder: str | os.PathLike, name: str) -> list[Path]:
+    """Write NAME.png, NAME.svg, NAME.pdf and NAME.parquet (a dict of tables: NAME.TABLE.parquet each) into `folder`.
+
+    The same figure gives the same bytes each time. Raises RunFolderError, leaving none of the files half written.
+    """
+    from figures import style
+    from loopscope.records import write_table
+
+    folder = Path(folder)
+    tables = {} if frame is None else {f"{name}.{k}": f for k, f in frame.items()} if isinstance(frame, Mapping) else {name: frame}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder))
+    except OSError as error:
+        raise RunFolderError(f"{folder} cannot hold figures: {error.strerror or error}") from error
+    try:
+        written = []
+        with style.context():
+            for kind in FORMATS:
+                # dates and random ids out: a redrawn figure that shows the same data is the same file
+                metadata = {"png": None, "svg": {"Date": None}, "pdf": {"CreationDate": None, "ModDate": None}}[kind]
+                figure.savefig(scratch / f"{name}.{kind}", dpi=style.DPI, metadata=metadata)
+                written.append(f"{name}.{kind}")
+        for stem, table in tables.items():
+            write_table(table, scratch / f"{stem}.parquet")
+            written.append(f"{stem}.parquet")
+        for file in written:  # everything is complete: now, and only now, the final names
+            os.replace(scratch / file, folder / file)
+        return [folder / file for file in written]
+    except OSError as error:
+        raise RunFolderError(f"the figure {name} could not be written to {folder}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

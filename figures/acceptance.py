@@ -1,0 +1,68 @@
+"""Acceptance by position: how often the i-th draft of a run is accepted, and how many runs got that far."""
+
+from __future__ import annotations
+
+from figures import intervals, style
+
+
+def draw(frame, *, model=None):
+    """A column per task: acceptance rate by place in the run above, runs that reached the place below."""
+    style.check(frame, ("model", "task", "prompt", "decoder", "position", "reached", "accepted"), "acceptance")
+    frame, model = style.choose(frame, "model", model, "acceptance")
+    tasks, decoders = style.order(frame["task"], style.TASKS), style.decoders_in_order(frame["decoder"])
+    fig = style.figure(max(6.5, 4.6 * len(tasks)), 5.6)
+    axes = fig.subplots(2, len(tasks), squeeze=False, sharex=True, sharey="row", height_ratios=[1.9, 1])
+    said, lowest = [], 1.0
+    for column, task in enumerate(tasks):
+        part = frame[frame["task"] == task]
+        upper, lower = axes[:, column]
+        rates = panel(upper, part, decoders)
+        lowest = min(lowest, rates[["mean", "low"]].min().min())
+        upper.set_title(task or "prompts")
+        for decoder, look in looks(decoders).items():
+            reached = part[part["decoder"] == decoder].groupby("position")["reached"].sum()
+            reached = reached[reached > 0]
+            lower.plot(reached.index, reached, color=look.colour, marker=look.marker, linestyle=look.line, linewidth=1.3)
+        style.log_axis(lower)
+        lower.set_xlabel("place of the draft in its run (1 = first)")
+        said += [f"{task} {r.decoder} {r.mean:.2f}" for r in rates[rates["position"] == 1].itertuples()]
+    axes[0, 0].set_ylim(max(0.0, lowest - 0.04), 1.02)
+    axes[0, 0].set_ylabel("accepted / reached")
+    axes[1, 0].set_ylabel("runs that reached it")
+    return style.finish(
+        fig,
+        f"{model}: acceptance by position",
+        style.caption(frame, extra="A run ends at the first rejected draft; rates pooled over prompts"),
+        f"Lines of acceptance rate by place in the run on {model}. At the first place: {'; '.join(said)}.",
+        style.handles_of(axes[0, 0]),
+        3,
+    )
+
+
+def panel(ax, part, decoders, band=True):
+    """Rate lines of one task; returns the rates with intervals."""
+    rates = intervals.ratio_table(part[part["reached"] > 0], ("decoder", "position"), "accepted", "reached")
+    for decoder, look in looks(decoders).items():
+        style.line(ax, rates[rates["decoder"] == decoder], "position", look, decoder, band=band)
+    positions = sorted(part["position"].unique())
+    ax.set_xticks(positions[:: max(1, len(positions) // 8)])
+    return rates
+
+
+def looks(decoders):
+    """Looks by decoder; within one family the second and third members get a hollow marker's line style of their own."""
+    seen, out = {}, {}
+    for decoder in decoders:
+        look, n = style.decoder_look(decoder), seen.setdefault(style.family(decoder), 0)
+        seen[style.family(decoder)] += 1
+        out[decoder] = (
+            look
+            if n == 0
+            else style.Look(
+                look.label,
+                look.colour,
+                "sdphv8"[(n - 1) % 6] if look.marker != "s" else "Xdphv8"[(n - 1) % 6],
+                [(0, (1.5, 1)), (0, (5, 1, 1, 1)), (0, (8, 2))][(n - 1) % 3],
+            )
+        )
+    return out

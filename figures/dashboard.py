@@ -1,0 +1,193 @@
+"""The dashboard: what was probed, what follows from it, and what it brought, for one model on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from figures import acceptance, convergence, depth_lens, intervals, predicted, prefix_channels, ratios, speedup, style
+from loopscope.errors import SettingError
+
+
+def draw(frame: Mapping, *, model=None, task=None, start=None):
+    """frame: {table name: table}. Six panels for one model and one task (default: the task with the largest measured speedup).
+
+    A panel whose table is missing says so. The two lines on top are computed from the tables, never from a hope.
+    """
+    tables = {k: t for k, t in frame.items() if t is not None and len(t) and "model" in t.columns}
+    if not tables:
+        raise SettingError("the dashboard needs at least one table with rows")
+    models = sorted({str(m) for t in tables.values() for m in t["model"].unique()})
+    if model is None and len(models) != 1:
+        raise SettingError(f"the tables hold {len(models)} models ({', '.join(models)}): choose one, model=...")
+    model = model or models[0]
+    if model not in models:
+        raise SettingError(f"model={model!r} is not in the tables; they hold {', '.join(models)}")
+    tables = {k: t[t["model"].astype(str) == model] for k, t in tables.items()}
+    tables = {k: t for k, t in tables.items() if len(t)}
+    pairs = ratios.per_prompt(tables["bench"]) if "bench" in tables else None
+    tasks = style.order([x for t in tables.values() if "task" in t for x in t["task"].unique()], style.TASKS)
+    task = task or (pairs.groupby("task")["time_speedup"].max().idxmax() if pairs is not None and len(pairs) else tasks[0] if tasks else "")
+    fig = style.figure(15, 9.4)
+    halves = fig.subfigures(2, 1)  # each row finds its own column widths: decoder names are long, depths are not
+    axes = [*halves[0].subplots(1, 3), *halves[1].subplots(1, 3, width_ratios=[1.15, 1, 1])]
+    panels = [
+        ("1  How channels settle", "convergence", _convergence),
+        ("2  What each depth would say", "depth_lens", _lens),
+        ("3  Reading full-depth prefixes", "prefix_channels", _channels),
+        ("4  Drafts accepted, by place", "acceptance", _acceptance),
+        ("5  Speed, paired with AR", "bench", _speed),
+        ("6  Predicted beside measured", "plan", _plan),
+    ]
+    for ax, (title, kind, fill) in zip(axes, panels):
+        part = tables.get(kind)
+        if part is not None and start and "start" in part:
+            part = part[part["start"] == start]
+        if part is not None and kind not in ("depth_lens", "prefix_channels"):
+            part = part[part["task"].astype(str) == task]
+        if part is None or part.empty:
+            ax.set_axis_off()
+            ax.text(0.5, 0.5, f"no {kind} table in this run", ha="center", va="center", color=style.QUIET, transform=ax.transAxes)
+        else:
+            fill(ax, part)
+        ax.set_title(title, fontsize=style.PANEL + 1.5)
+        for legend in filter(None, [ax.get_legend()]):
+            legend.set_zorder(6)
+    lines = headline(tables, task)
+    fig = style.finish(
+        fig,
+        f"{model}: {lines[0]}",
+        f"Panels 1, 4, 5 and 6: {task or 'all'} prompts; 2 and 3: every task. Bands, bars and whiskers: 95 % bootstrap interval over "
+        "prompts. Speeds: decode seconds of AR over the decoder's, mean of per-prompt ratios. " + lines[2],
+        " ".join(lines),
+    )
+    fig.texts[-1].set_fontsize(style.NOTE)
+    fig.suptitle(
+        f"{model}: {lines[0]}\n{lines[1]}",
+        x=0.01,
+        y=1 - 0.12 / fig.get_figheight(),
+        ha="left",
+        va="top",
+        fontsize=17,
+        fontweight="bold",
+        color=style.INK,
+        linespacing=1.35,
+    )
+    left, bottom, width, _ = fig.get_layout_engine().get()["rect"]
+    fig.get_layout_engine().set(rect=(left, bottom, width, 1 - bottom - 0.86 / fig.get_figheight()))
+    return fig
+
+
+def headline(tables, task=None):
+    """(Mature-V in a sentence, the fastest decoder in a sentence, the equality of tokens in a sentence)."""
+    first = "Mature-V was not measured."
+    if "prefix_channels" in tables:
+        frame = _one_start(tables["prefix_channels"])
+        table = prefix_channels.effects(frame)
+        cell = table[(table["policy"] == "deep_v") & (table["control"] == "none") & (table["lag"] == table["lag"].min())]
+        cell = cell[cell["depth"] == cell["depth"].min()]
+        said = []
+        rank = style.order(cell["task"], style.TASKS)
+        for r in sorted(cell.itertuples(), key=lambda r: rank.index(r.task)):
+            kind = "no interval" if r.low != r.low else "helps" if r.low > 0 else "hurts" if r.high < 0 else "no clear effect"
+            said.append(f"{kind} on {r.task} ({100 * r.mean:+.1f} points)" if r.task else f"{kind} ({100 * r.mean:+.1f} points)")
+        if said:
+            first = "Mature-V " + ", ".join(said) + f" at draft depth {int(cell['depth'].min())}"
+    second, third = "No decoder was timed.", ""
+    if "bench" in tables:
+        pairs = ratios.per_prompt(tables["bench"])
+        here = pairs[(pairs["decoder"] != "AR") & ((pairs["task"] == task) if task else True)]
+        if len(here):
+            means = intervals.table(here, ["decoder"], "time_speedup").sort_values("mean", ascending=False).iloc[0]
+            calls = here.loc[here["decoder"] == means["decoder"], "call_speedup"].mean()
+            spread = f" [{means['low']:.2f}, {means['high']:.2f}]" if means["low"] == means["low"] else ""
+            second = f"Fastest: {means['decoder']}, {means['mean']:.2f}x{spread} AR in time, {calls:.1f}x in calls" + (
+                f" ({task})" if task else ""
+            )
+        third = speedup.same_tokens(ratios.equality(tables["bench"]))
+    return first, second, third
+
+
+def _one_start(frame):
+    return style.choose(frame, "start", None, "prefix_channels", ("keyed", "embedding", "zero"))[0]
+
+
+def _convergence(ax, part):
+    part = _one_start(part)
+    part = part[(part["null"] == "none") & (part["metric"] == "cosine")]
+    convergence.panel(ax, intervals.table(part, ("channel", "depth"), "value"), style.order(part["channel"], style.CHANNELS))
+    ax.set_ylabel("cosine to depth T")
+    ax.legend(loc="lower right", frameon=True, framealpha=0.9, edgecolor="none")
+
+
+def _lens(ax, part):
+    depth_lens.panel(ax, _one_start(part))
+    ax.legend(
+        ax.get_legend_handles_labels()[0],
+        [label.split(",")[0] for label in ax.get_legend_handles_labels()[1]],
+        loc="lower right",
+        frameon=True,
+        framealpha=0.9,
+        edgecolor="none",
+    )
+
+
+def _channels(ax, part):
+    """Effects at the shallowest draft right behind the prefix, tasks along x."""
+    table = prefix_channels.effects(_one_start(part))
+    table = table[(table["control"] == "none") & (table["lag"] == table["lag"].min()) & (table["depth"] == table["depth"].min())]
+    tasks = style.order(table["task"], style.TASKS)
+    table = table.assign(place=table["task"].map(tasks.index))
+    prefix_channels.panel(ax, table, "place", "policy", style.POLICIES)
+    for line in ax.lines[:-1]:  # tasks are no scale: points only
+        line.set_linestyle("none")
+        line.set_markersize(9)
+    ax.set_xticks(range(len(tasks)), [t or "prompts" for t in tasks])
+    ax.set_xlabel(f"prompts (draft depth {int(table['depth'].min())}, lag {int(table['lag'].min())}; 0 = aligned draft)")
+    ax.set_ylabel("change in top-1 agreement")
+    low, high = ax.get_ylim()
+    ax.set_ylim(low, high + 0.32 * (high - low))
+    ax.legend(loc="upper left", ncols=3, columnspacing=1.0, handlelength=1.2)
+
+
+def _acceptance(ax, part):
+    decoders = style.decoders_in_order(part["decoder"])
+    rates = acceptance.panel(ax, part, decoders, band=len(decoders) <= 4)
+    low = rates["mean"].min()
+    ax.set_ylim(max(0.0, low - (1.02 - low) * (0.25 + 0.2 * -(-len(decoders) // 2))), 1.02)
+    ax.set_ylabel("accepted / reached")
+    ax.set_xlabel("place of the draft in its run")
+    ax.legend(
+        loc="lower left",
+        frameon=True,
+        framealpha=0.9,
+        edgecolor="none",
+        ncols=2,
+        columnspacing=0.8,
+        handlelength=2.2,
+        fontsize=style.TICK - 1,
+    )
+
+
+def _speed(ax, part):
+    pairs = ratios.per_prompt(part)
+    ranked = pairs.groupby("decoder")["time_speedup"].mean().sort_values(ascending=False).index.tolist()
+    speedup.panel(ax, pairs, ranked, room=1.65)
+    ax.set_yticks(range(len(ranked)), [_two_lines(d) for d in ranked])
+    ax.set_xlabel("times faster than AR (wall clock)")
+
+
+def _plan(ax, part):
+    table = predicted.ranked(predicted.both(part))
+    measured = table[table["time_speedup_measured"].notna()]
+    # What was measured, then the best of the rest: a page has room for about eight.
+    table = table.loc[sorted([*measured.index[:8], *table.index.difference(measured.index)[: max(0, 8 - len(measured))]])].reset_index(
+        drop=True
+    )
+    predicted.dumbbells(ax, table)
+    ax.set_yticks(range(len(table)), [_two_lines(d) for d in table["decoder"]])
+    ax.set_xlabel("times faster than AR (hollow: predicted)")
+
+
+def _two_lines(decoder):
+    family, _, rest = str(decoder).partition(" ")
+    return f"{family}\n{rest}" if rest else family

@@ -1,0 +1,110 @@
+"""Predicted beside measured: what the plan expected of each decoder from the findings, and what the benchmark saw."""
+
+from __future__ import annotations
+
+from figures import style
+
+COLUMNS = ("model", "task", "decoder", "basis", "call_speedup", "time_speedup", "low", "high")
+
+
+def both(plan):
+    """One row per task and decoder: predicted and measured speedups side by side (NaN where the benchmark did not run it)."""
+    cells = (
+        plan.groupby(["task", "decoder", "basis"], observed=True)[["call_speedup", "time_speedup", "low", "high"]].mean().unstack("basis")
+    )
+    cells.columns = [f"{name}_{basis}" for name, basis in cells.columns]
+    for name in ("call_speedup", "time_speedup", "low", "high"):
+        for basis in ("predicted", "measured"):
+            if f"{name}_{basis}" not in cells:
+                cells[f"{name}_{basis}"] = float("nan")
+    return cells.reset_index()
+
+
+def draw(frame, *, model=None):
+    """A row per task: ranked dumbbells (hollow predicted, filled measured) in time, and both speedups against the diagonal."""
+    style.check(frame, COLUMNS, "plan")
+    frame, model = style.choose(frame, "model", model, "plan")
+    table = both(frame)
+    tasks = style.order(table["task"], style.TASKS)
+    most = max(table[table["task"] == t].shape[0] for t in tasks)
+    fig = style.figure(12.5, 1.5 + len(tasks) * max(2.6, 0.75 + 0.34 * most))
+    axes = fig.subplots(len(tasks), 3, squeeze=False, width_ratios=[1.5, 1, 1])
+    for row, task in enumerate(tasks):
+        part = ranked(table[table["task"] == task])
+        dumbbells(axes[row, 0], part)
+        axes[row, 0].set_title(f"{task or 'prompts'}: the plan's ranking")
+        axes[row, 0].set_xlabel("times faster than AR (wall clock)")
+        for ax, measure, words in ((axes[row, 1], "time_speedup", "wall clock"), (axes[row, 2], "call_speedup", "block calls")):
+            _scatter(ax, part, measure)
+            ax.set_title(f"{task or 'prompts'}: {words}")
+    return style.finish(
+        fig,
+        f"{model}: predicted beside measured",
+        "Predicted from probe findings and a timing sweep, before the benchmark ran. Bars: 95 % bootstrap interval over "
+        "prompts. On the diagonal: predicted exactly. Numbers in the right-hand panels are those of the left-hand list.",
+        _alt(model, table),
+        _handles(),
+        3,
+    )
+
+
+def ranked(part):
+    """Fastest prediction first."""
+    return part.sort_values("time_speedup_predicted", ascending=False, kind="stable").reset_index(drop=True)
+
+
+def dumbbells(ax, part):
+    """One line per decoder of a ranked table: hollow predicted, filled measured with its interval."""
+    for y, r in enumerate(part.itertuples()):
+        look = style.decoder_look(r.decoder)
+        ax.plot([r.time_speedup_predicted, r.time_speedup_measured], [y, y], color=look.colour, linewidth=1, alpha=0.5)
+        ax.hlines(y, r.low_measured, r.high_measured, color=look.colour, linewidth=3)
+        ax.plot(r.time_speedup_predicted, y, marker=look.marker, color=look.colour, markerfacecolor="white", markersize=8, linestyle="none")
+        ax.plot(r.time_speedup_measured, y, marker=look.marker, color=look.colour, markersize=8, linestyle="none")
+    ax.axvline(1, color=style.INK, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
+    ax.set_yticks(range(len(part)), [f"{i}. {d}" for i, d in enumerate(part["decoder"], 1)])
+    ax.set_ylim(len(part) - 0.5, -0.5)
+    ax.set_xlim(left=0)
+    ax.margins(x=0.08)
+
+
+def _scatter(ax, part, measure):
+    here = part.dropna(subset=[f"{measure}_measured", f"{measure}_predicted"])
+    values = [
+        *here[f"{measure}_predicted"],
+        *here[f"{measure}_measured"],
+        *(here["high_measured"].dropna() if measure == "time_speedup" else []),
+    ]
+    top = 1.12 * max(values, default=1.0)
+    ax.plot([0, top], [0, top], color=style.QUIET, linewidth=1, linestyle=(0, (4, 2)), zorder=1)
+    for r in here.itertuples():
+        look = style.decoder_look(r.decoder)
+        x, y = getattr(r, f"{measure}_predicted"), getattr(r, f"{measure}_measured")
+        if measure == "time_speedup":
+            ax.vlines(x, r.low_measured, r.high_measured, color=look.colour, linewidth=2)
+        ax.plot(x, y, marker=look.marker, color=look.colour, markersize=6, linestyle="none")
+        ax.annotate(str(r.Index + 1), (x, y), xytext=(7, -9), textcoords="offset points", fontsize=style.TICK, color=style.INK)
+    ax.set_xlim(0, top)
+    ax.set_ylim(0, top)
+    ax.set_aspect("equal")
+    ax.locator_params(nbins=6)
+    ax.set_xlabel("predicted (x)")
+    ax.set_ylabel("measured (x)")
+
+
+def _handles():
+    from matplotlib.lines import Line2D
+
+    return [
+        Line2D([], [], marker="o", color=style.INK, markerfacecolor="white", linestyle="none", markersize=7, label="predicted"),
+        Line2D([], [], marker="o", color=style.INK, linestyle="none", markersize=7, label="measured"),
+        Line2D([], [], color=style.QUIET, linestyle=(0, (4, 2)), label="predicted = measured"),
+    ]
+
+
+def _alt(model, table):
+    said = "; ".join(
+        f"{r.task} {r.decoder} predicted {style.number(r.time_speedup_predicted)}x, measured {style.number(r.time_speedup_measured)}x"
+        for r in table.itertuples()
+    )
+    return f"Predicted and measured wall-clock speedup over AR on {model}: {said}."

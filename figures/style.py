@@ -1,0 +1,330 @@
+"""How every figure looks: one colour and one second cue per channel, policy and decoder; sizes; captions.
+
+Colours are Okabe and Ito's and Paul Tol's colour-blind safe sets; each comes with a marker or a line style that says the
+same without colour. Nothing here changes matplotlib's global settings: `context()` holds for one drawing only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from loopscope.errors import SettingError, closest
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+DPI = 150
+TITLE, PANEL, LABEL, TICK, NOTE = 13, 10.5, 9.5, 8.5, 8.5  # font sizes in points
+INK, QUIET, GRID = "#222222", "#666666", "#dddddd"
+
+
+@dataclass(frozen=True)
+class Look:
+    """A label and its three cues."""
+
+    label: str
+    colour: str
+    marker: str = "o"
+    line: str | tuple = "-"
+
+
+@dataclass(frozen=True)
+class Note:
+    """The words that travel with a figure: title, caption, and what it shows for a reader who cannot see it."""
+
+    title: str
+    caption: str
+    alt: str
+
+
+CHANNELS = {
+    "q": Look("Q (queries)", "#0072B2", "o", "-"),
+    "k": Look("K (keys)", "#009E73", "s", (0, (6, 1.5))),
+    "v": Look("V (values)", "#D55E00", "D", "-"),
+    "attn_out": Look("attention output", "#CC79A7", "^", (0, (3, 1, 1, 1))),
+    "state": Look("state", "#444444", "v", (0, (1.5, 1.2))),
+}
+POLICIES = {  # a policy wears the colour of the channel it reads at full depth
+    "aligned": Look("aligned (both at the draft's depth)", "#666666", "o", "-"),
+    "deep_v": Look("deep V (Mature-V)", "#D55E00", "D", "-"),
+    "deep_k": Look("deep K", "#009E73", "s", (0, (6, 1.5))),
+    "deep_kv": Look("deep K/V", "#332288", "^", (0, (3, 1, 1, 1))),
+}
+CONTROLS = {
+    "none": Look("the real one", "#D55E00", "D", "-"),
+    "shuffled_v": Look("V shuffled over positions", "#888888", "x", (0, (4, 2))),
+    "other_prompt_v": Look("another prompt's V", "#555555", "P", (0, (1, 1))),
+    "noise_v": Look("noise of V's norm", "#AAAAAA", "*", (0, (4, 1, 1, 1))),
+}
+NULLS = {
+    "none": Look("trained model", "#222222", "o", "-"),
+    "token_mean_removed": Look("token mean removed", "#555555", "", (0, (5, 1.5))),
+    "random_map": Look("state through a random map", "#777777", "", (0, (1, 1.2))),
+    "random_weights": Look("random weights", "#999999", "", (0, (5, 1.5, 1, 1.5))),
+}
+DECODERS = {
+    "AR": Look("AR", "#444444", "o", "-"),
+    "DtV": Look("draft-then-verify", "#E69F00", "s", (0, (6, 1.5))),
+    "WFD": Look("wavefront", "#0077BB", "D", "-"),
+    "DAS-Wave": Look("DAS-Wave", "#AA3377", "^", (0, (3, 1, 1, 1))),
+}
+_EXTRA = ("#117733", "#999933", "#44AA99", "#AA4499", "#661100", "#6699CC")
+TASKS = {"maths": Look("maths", "#332288", "o", "-"), "code": Look("code", "#117733", "s", (0, (6, 1.5)))}
+STARTS = {
+    "keyed": Look("keyed random start", INK, "o", "-"),
+    "zero": Look("zero start", INK, "o", (0, (2, 1.5))),
+    "embedding": Look("start from the embedding", INK, "o", "-"),
+    "given": Look("given start", INK, "o", "-"),
+}
+
+_RC = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": LABEL,
+    "text.parse_math": False,
+    "axes.titlesize": PANEL,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.titlepad": 6,
+    "axes.labelsize": LABEL,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": QUIET,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "xtick.labelsize": TICK,
+    "ytick.labelsize": TICK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.fontsize": TICK,
+    "legend.frameon": False,
+    "legend.handlelength": 2.8,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 4.5,
+    "hatch.linewidth": 0.6,
+    "figure.facecolor": "white",
+    "axes.facecolor": "white",
+    "savefig.facecolor": "white",
+    "savefig.bbox": None,
+    "svg.hashsalt": "loopscope",
+    "svg.fonttype": "path",
+    "pdf.fonttype": 42,
+    "path.simplify": True,
+}
+
+
+def context():
+    """matplotlib's settings for one drawing, restored afterwards whatever happens."""
+    return matplotlib.rc_context(_RC)
+
+
+def look(family: dict[str, Look], name: str) -> Look:
+    """The look of `name`; a name this page does not know gets a stable look of its own, never another's."""
+    if name in family:
+        return family[name]
+    n = sum(ord(c) for c in str(name))  # not hash(): that differs from one Python process to the next
+    return Look(str(name), _EXTRA[n % len(_EXTRA)], "<>hp8X"[n % 6], "-")
+
+
+def family(decoder: str) -> str:
+    """'DAS-Wave' of 'DAS-Wave J=12 k=1 deep_kv': the label's first word names the family."""
+    return str(decoder).split()[0] if str(decoder).split() else str(decoder)
+
+
+def decoder_look(decoder: str) -> Look:
+    """A decoder's look: its family's colour, its own label."""
+    kind = look(DECODERS, family(decoder))
+    return Look(str(decoder), kind.colour, kind.marker, kind.line)
+
+
+def order(names: Iterable[str], known: dict[str, Look]) -> list[str]:
+    """Names in the order of this page, unknown ones after them in alphabetical order."""
+    names = {str(n) for n in names}
+    return [n for n in known if n in names] + sorted(names - set(known))
+
+
+def decoders_in_order(labels: Iterable[str]) -> list[str]:
+    """Decoder labels by family (AR first), then by name."""
+    rank = list(DECODERS)
+    return sorted({str(label) for label in labels}, key=lambda d: (rank.index(family(d)) if family(d) in rank else len(rank), d))
+
+
+def choose(frame: pd.DataFrame, column: str, value: str | None, kind: str, prefer: Sequence[str] = ()) -> tuple[pd.DataFrame, str]:
+    """The rows where `column` is `value`; None takes the first of `prefer` that is there, or the only one there is.
+
+    Raises SettingError when nothing, or more than one, is left to choose.
+    """
+    found = sorted(frame[column].astype(str).unique())
+    if value is None:
+        value = next((p for p in prefer if p in found), None)
+        if value is None:
+            if len(found) != 1:
+                raise SettingError(f"the {kind} table holds {len(found)} values of {column} ({', '.join(found)}): choose one, {column}=...")
+            value = found[0]
+    if str(value) not in found:
+        raise SettingError(f"{column}={value!r} is not in the {kind} table; it holds {', '.join(found)}")
+    return frame[frame[column].astype(str) == str(value)], str(value)
+
+
+def check(frame: pd.DataFrame, columns: Sequence[str], kind: str) -> None:
+    """Raises SettingError for a table without rows or without a needed column, naming what is missing."""
+    missing = [c for c in columns if c not in frame.columns]
+    if missing:
+        near = "; ".join(f"{m}: is it {closest(m, map(str, frame.columns))}?" for m in missing if closest(m, map(str, frame.columns)))
+        raise SettingError(
+            f"the {kind} figure needs the columns {', '.join(missing)}; found {', '.join(map(str, frame.columns))}"
+            + (f" ({near})" if near else "")
+        )
+    if frame.empty:
+        raise SettingError(f"the {kind} table has no rows: nothing to draw")
+
+
+def figure(width: float, height: float) -> Figure:
+    """An empty figure in inches, drawn by Agg, known to no global state."""
+    fig = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(fig)
+    fig.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.03, hspace=0.04)
+    return fig
+
+
+def finish(fig: Figure, title: str, caption: str, alt: str, handles: Sequence | None = None, columns: int = 6) -> Figure:
+    """Title above, the legend of `handles` under it, caption below; the words stay on the figure as `figure.note`.
+
+    The panels are laid out in what these three leave free, so that none can cover data.
+    """
+    height, below = fig.get_figheight(), wrap(caption, fig.get_figwidth())
+    rows = -(-len(handles) // columns) if handles else 0
+    top, bottom = 0.42 + 0.21 * rows + 0.08 * (rows > 0), 0.15 + 0.165 * (below.count("\n") + 1)  # inches
+    fig.get_layout_engine().set(rect=(0, bottom / height, 1, 1 - (top + bottom) / height))
+    fig.suptitle(title, x=0.01, y=1 - 0.12 / height, ha="left", va="top", fontsize=TITLE, fontweight="bold", color=INK)
+    fig.text(0.01, 0.07 / height, below, ha="left", va="bottom", fontsize=NOTE, color=QUIET, linespacing=1.3)
+    if handles:
+        fig.legend(
+            handles=_by_rows(handles, columns),
+            loc="upper left",
+            ncols=columns,
+            columnspacing=1.6,
+            borderaxespad=0,
+            borderpad=0,
+            bbox_to_anchor=(0.012, 1 - 0.44 / height),
+        )
+    for ax in fig.axes:  # ticks are made lazily, perhaps outside our context: pin their look now
+        ax.tick_params(labelcolor=INK)
+    fig.note = Note(title, caption, alt)
+    return fig
+
+
+def wrap(text: str, inches: float) -> str:
+    """Break a caption to the figure's width (about 15.5 characters to the inch at NOTE size)."""
+    import textwrap
+
+    return "\n".join(textwrap.wrap(text, max(40, int(inches * 15.5))))
+
+
+def caption(frame: pd.DataFrame, start: str | None = None, interval: str | None = "bands", extra: str = "") -> str:
+    """'24 prompts (code 12, maths 12); bands: 95 % bootstrap interval over prompts; start state: keyed random. ...'"""
+    by_task = frame.groupby("task", observed=True)["prompt"].nunique() if "prompt" in frame else None
+    parts = []
+    if by_task is not None:
+        total = int(by_task.sum())
+        parts.append(
+            f"{total} prompt{'s' * (total != 1)}" + (f" ({', '.join(f'{t} {n}' for t, n in by_task.items())})" if len(by_task) > 1 else "")
+        )
+        if interval:
+            enough = int(by_task.max()) > 1
+            parts.append(f"{interval}: 95 % bootstrap interval over prompts" if enough else "one prompt a task: no interval")
+    elif interval:
+        parts.append(f"{interval}: 95 % bootstrap interval over prompts")
+    if start:
+        parts.append(f"start state: {look(STARTS, start).label.removesuffix(' start')}")
+    text = "; ".join(parts)
+    return ". ".join(p.rstrip(".") for p in (text, extra) if p) + "."
+
+
+def depth_axis(ax: Axes, depths: Iterable[int], label: str = "recurrence depth r (recurrences applied)") -> None:
+    """Integer depths on the x axis; logarithmic to base 2 beyond depth 8, where the early depths would be crushed."""
+    depths = sorted({int(d) for d in depths})
+    if len(depths) > 1 and depths[-1] > 8 and depths[0] >= 1:
+        ax.set_xscale("log", base=2)
+        ticks = [d for d in (1, 2, 4, 8, 16, 32, 64, 128) if depths[0] <= d <= depths[-1]]
+        if depths[-1] >= 1.4 * ticks[-1]:
+            ticks.append(depths[-1])
+    else:
+        ticks = depths if len(depths) <= 10 else depths[:: len(depths) // 8]
+    ax.xaxis.set_major_locator(FixedLocator(ticks))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    if len(depths) == 1:
+        ax.set_xlim(depths[0] - 0.5, depths[0] + 0.5)
+    ax.set_xlabel(label)
+
+
+def line(ax: Axes, table: pd.DataFrame, x: str, looks: Look, label: str | None = None, band: bool = True, **extra) -> None:
+    """A line of means with its interval as a band (columns mean, low, high); one point alone gets an error bar."""
+    table = table.sort_values(x)
+    settings = {"color": looks.colour, "marker": looks.marker, "linestyle": looks.line, **extra}
+    if len(table) > 10:  # markers tell lines apart; one at every point of a long line would hide it
+        powers = [i for i, v in enumerate(table[x]) if v > 0 and (int(v) & (int(v) - 1)) == 0]
+        settings.setdefault("markevery", powers or None)
+    ax.plot(table[x], table["mean"], label=label, **settings)
+    if not band:
+        return
+    if len(table) > 1:
+        ax.fill_between(table[x].astype(float), table["low"], table["high"], color=settings["color"], alpha=0.18, linewidth=0)
+    else:
+        bars(ax, table[x], table, settings["color"])
+
+
+def bars(ax: Axes, x, table: pd.DataFrame, colour: str, horizontal: bool = False) -> None:
+    """Interval whiskers from low to high (absent where there is no interval)."""
+    draw = ax.hlines if horizontal else ax.vlines
+    draw(x, table["low"], table["high"], color=colour, linewidth=1.4, zorder=3)
+
+
+def _by_rows(handles: Sequence, columns: int) -> list:
+    """Reordered so that matplotlib, which fills a legend by columns, reads by rows."""
+    rows = -(-len(handles) // columns)
+    columns = min(columns, len(handles))
+    grid = [list(handles[r * columns : (r + 1) * columns]) for r in range(rows)]
+    return [row[c] for c in range(columns) for row in grid if c < len(row)]
+
+
+def log_axis(ax: Axes) -> None:
+    """A logarithmic y axis whose ticks read 0.01, 1, 100."""
+    from matplotlib.ticker import LogLocator
+
+    ax.set_yscale("log")
+    low, high = ax.get_ylim()
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high > 50 * low else (1.0, 2.0, 5.0)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    ax.yaxis.set_minor_formatter(FuncFormatter(lambda y, _: ""))
+
+
+def handles_of(ax: Axes) -> list:
+    """The labelled artists of a panel, for `finish`."""
+    return list(ax.get_legend_handles_labels()[0])
+
+
+def number(value: float, digits: int = 2, sign: bool = False) -> str:
+    """A number for a sentence or a label; 'n/a' where there is none."""
+    return "n/a" if value != value else f"{value:{'+' if sign else ''}.{digits}f}"
+
+
+def plain(token: str, limit: int = 14) -> str:
+    """A token as a label: line breaks and tabs visible, characters this font lacks boxed, not too long."""
+    shown = str(token).replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
+    shown = "".join(c if 32 <= ord(c) < 0x250 else "\u25a1" for c in shown)
+    return shown if len(shown) <= limit else shown[: limit - 1] + "\u2026"

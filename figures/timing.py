@@ -1,0 +1,42 @@
+"""Timing: seconds of one call by number of rows, the machine's side of the cost model."""
+
+from __future__ import annotations
+
+from figures import style
+
+PARTS = {"recur": "core (one recurrence)", "prelude": "prelude", "readout": "coda and head"}
+SHAPES = {"chain": ("o", "#222222"), "wave": ("D", "#0077BB"), "at": ("^", "#882255")}
+LINES = ("-", (0, (6, 1.5)), (0, (1.5, 1.2)))  # by prefix length
+
+
+def draw(frame, *, model=None):
+    """A panel per part of the model; lines by row shape, medians over repeats, a band from the fastest to the slowest."""
+    style.check(frame, ("model", "part", "shape", "rows", "prefix_length", "seconds"), "timing")
+    frame, model = style.choose(frame, "model", model, "timing")
+    parts = [p for p in PARTS if p in set(frame["part"])] + sorted(set(frame["part"]) - set(PARTS))
+    lengths = sorted(frame["prefix_length"].unique())
+    fig = style.figure(3.7 * len(parts) + 0.6, 4.0)
+    axes = fig.subplots(1, len(parts), squeeze=False)[0]
+    said = []
+    for ax, part in zip(axes, parts):
+        for (shape, length), cell in frame[frame["part"] == part].groupby(["shape", "prefix_length"], observed=True):
+            marker, colour = SHAPES.get(shape, ("s", style.QUIET))
+            line = LINES[lengths.index(length) % len(LINES)]
+            ms = cell.groupby("rows")["seconds"].agg(["median", "min", "max"]) * 1e3
+            ax.plot(ms.index, ms["median"], marker=marker, linestyle=line, color=colour, label=f"{shape}, prefix {length}")
+            ax.fill_between(ms.index.astype(float), ms["min"], ms["max"], color=colour, alpha=0.12, linewidth=0)
+            said.append(
+                f"{part} {shape} {ms['median'].iloc[0]:.2f} ms at {ms.index[0]} row, {ms['median'].iloc[-1]:.2f} ms at {ms.index[-1]}"
+            )
+        ax.set_title(PARTS.get(part, part))
+        style.depth_axis(ax, {1, *frame.loc[frame["part"] == part, "rows"]}, "rows in the call")
+        ax.set_ylim(bottom=0)
+    axes[0].set_ylabel("milliseconds per call")
+    return style.finish(
+        fig,
+        f"{model}: what one call costs on this machine",
+        "Lines: median over repeats; bands: fastest to slowest repeat.",
+        f"Lines of milliseconds per call against rows on {model}: {'; '.join(said)}.",
+        style.handles_of(axes[0]),
+        4,
+    )

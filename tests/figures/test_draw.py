@@ -1,0 +1,235 @@
+"""Figures: each kind draws, from full tables and from the smallest ones, with labels and units, and leaves no trace behind."""
+
+import subprocess
+import sys
+
+import matplotlib
+import pytest
+
+import figures
+from loopscope.errors import RunFolderError, SettingError
+
+TABLES = [
+    "convergence", "depth_lens", "settle", "prefix_channels", "prefix_effects", "depth_grid", "acceptance", "bench", "plan", "timing", "trace",
+]  # fmt: skip
+UNITS = {  # words that the axis labels of a figure must carry
+    "convergence": ["recurrence depth", "cosine similarity"], "depth_lens": ["(nats)", "(logits)", "top-1 agreement", "recurrence depth"],
+    "settle": ["share of positions", "settle depth"], "prefix_channels": ["draft depth", "change in top-1 agreement", "(nats)"],
+    "prefix_effects": ["change in top-1 agreement", "(nats)"], "depth_grid": ["keys read at depth", "values read at depth"],
+    "acceptance": ["accepted / reached", "place of the draft"], "bench": ["decode seconds", "recurrence calls"],
+    "plan": ["predicted", "measured", "wall clock"], "timing": ["milliseconds", "rows in the call"], "trace": ["tick", "position"],
+}  # fmt: skip
+
+
+def one_prompt(kind, frame):
+    frame = frame[frame["task"] == frame["task"].iloc[0]] if "task" in frame else frame
+    return frame[frame["prompt"] == frame["prompt"].iloc[0]] if "prompt" in frame else frame
+
+
+def one_depth(frame):
+    for column in ("depth", "settle_depth", "k_depth", "v_depth", "position", "rows"):
+        if column in frame:
+            frame = frame[frame[column] == frame[column].min()]
+    return frame
+
+
+def text_of(figure):
+    from matplotlib.text import Text
+
+    return "\n".join(t.get_text() for t in figure.findobj(Text))
+
+
+def png(figure, tmp_path, name, frame):
+    return figures.save(figure, frame, tmp_path, name)[0].read_bytes()
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_every_table_draws_with_title_units_and_alternative_text(kind, synthetic):
+    figure = figures.draw(kind, synthetic.tables()[kind])
+    words = text_of(figure)
+    for unit in UNITS[kind]:
+        assert unit in words
+    assert synthetic.MODEL in figure.note.title and figure.note.title in words
+    assert synthetic.MODEL in figure.note.alt or kind == "trace"
+    assert any(c.isdigit() for c in figure.note.alt)
+    assert figure.note.caption.split(" ")[0] in words
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_the_smallest_tables_draw_without_a_warning(kind, synthetic, tmp_path, recwarn):
+    small = one_prompt(kind, synthetic.tables()[kind])
+    figures.save(figures.draw(kind, small), small, tmp_path, "one_prompt")
+    if kind != "trace":
+        smallest = one_depth(small)
+        figures.save(figures.draw(kind, smallest), smallest, tmp_path, "one_depth")
+    assert [str(w.message) for w in recwarn] == []
+
+
+@pytest.mark.parametrize("kind", ["convergence", "depth_lens", "prefix_channels", "acceptance", "bench"])
+def test_captions_state_prompts_interval_and_start(kind, synthetic):
+    frame = synthetic.tables()[kind]
+    caption = figures.draw(kind, frame).note.caption
+    n = len(frame.groupby(["task", "prompt"]))
+    assert f"{n} prompts" in caption and "95 % bootstrap interval over prompts" in caption
+    if kind in ("convergence", "prefix_channels"):
+        assert "start state: keyed random" in caption
+    assert "no interval" in figures.draw(kind, one_prompt(kind, frame)).note.caption
+
+
+@pytest.mark.parametrize("kind", ["convergence", "bench", "trace", "prefix_channels"])
+def test_the_same_table_gives_the_same_bytes(kind, synthetic, tmp_path):
+    frame = synthetic.tables()[kind]
+    first, second = (figures.save(figures.draw(kind, frame), frame, tmp_path / n, kind) for n in "ab")
+    for a, b in zip(first[:3], second[:3]):
+        assert a.read_bytes() == b.read_bytes(), a.suffix
+
+
+def test_another_table_gives_another_picture(synthetic, tmp_path):
+    frame = synthetic.settle()
+    other = frame.assign(settle_depth=frame["settle_depth"] + 1)
+    assert png(figures.draw("settle", frame), tmp_path, "a", frame) != png(figures.draw("settle", other), tmp_path, "b", other)
+
+
+def test_rows_in_another_order_give_the_same_picture(synthetic, tmp_path):
+    frame = synthetic.bench()
+    shuffled = frame.sample(frac=1, random_state=0)
+    assert png(figures.draw("bench", frame), tmp_path, "a", frame) == png(figures.draw("bench", shuffled), tmp_path, "b", shuffled)
+
+
+def test_save_writes_three_formats_and_the_table(synthetic, tmp_path):
+    from loopscope.records import read_table
+
+    frame = synthetic.settle()
+    files = figures.save(figures.draw("settle", frame), frame, tmp_path / "new" / "folder", "settle")
+    assert [f.name for f in files] == ["settle.png", "settle.svg", "settle.pdf", "settle.parquet"]
+    assert [f.read_bytes()[:4] for f in files[:3]] == [b"\x89PNG", b"<?xm", b"%PDF"]
+    assert read_table(files[3])[0].equals(frame)
+    assert sorted(p.name for p in files[0].parent.iterdir()) == sorted(f.name for f in files)
+
+
+def test_a_failed_save_leaves_nothing(synthetic, tmp_path, monkeypatch):
+    frame = synthetic.settle()
+    figure = figures.draw("settle", frame)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pyarrow.parquet.write_table", full)
+    with pytest.raises(RunFolderError, match="No space left"):
+        figures.save(figure, frame, tmp_path, "settle")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_saving_into_a_file_is_one_clear_error(synthetic, tmp_path):
+    (tmp_path / "taken").write_text("")
+    frame = synthetic.settle()
+    with pytest.raises(RunFolderError, match="cannot hold figures"):
+        figures.save(figures.draw("settle", frame), frame, tmp_path / "taken", "settle")
+
+
+def test_drawing_changes_no_global_setting(synthetic, tmp_path):
+    before = dict(matplotlib.rcParams)
+    for kind, frame in synthetic.tables().items():
+        figures.draw(kind, frame)
+    frame = synthetic.settle()
+    figures.save(figures.draw("settle", frame), frame, tmp_path, "settle")
+    with pytest.raises(SettingError):
+        figures.draw("settle", frame[:0])
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_importing_figures_imports_no_plotting_library():
+    code = "import sys, figures; assert not {'matplotlib', 'seaborn', 'pandas', 'scipy'} & set(sys.modules), 'heavy import'"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr == ""
+
+
+def test_an_unknown_kind_names_the_known_ones(synthetic):
+    with pytest.raises(SettingError, match=r"'convergense'.*did you mean 'convergence'.*known: .*depth_lens"):
+        figures.draw("convergense", synthetic.settle())
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_empty_and_foreign_tables_are_refused_by_name(kind, synthetic):
+    frame = synthetic.tables()[kind]
+    with pytest.raises(SettingError, match="no rows"):
+        figures.draw(kind, frame[:0])
+    with pytest.raises(SettingError, match="needs the columns .*model"):
+        figures.draw(kind, frame.drop(columns="model"))
+    with pytest.raises(SettingError, match="model='gpt'.*tiny-huginn"):
+        figures.draw(kind, frame, model="gpt")
+
+
+def test_two_models_in_one_table_must_be_chosen_between(synthetic):
+    import pandas as pd
+
+    both = pd.concat([synthetic.settle(), synthetic.settle("tiny-ouro")])
+    with pytest.raises(SettingError, match="2 values of model"):
+        figures.draw("settle", both)
+    assert "tiny-ouro" in figures.draw("settle", both, model="tiny-ouro").note.title
+
+
+def test_nulls_and_controls_are_in_the_legend(synthetic):
+    words = text_of(figures.draw("convergence", synthetic.convergence()))
+    assert all(w in words for w in ("random weights", "token mean removed", "random map"))
+    words = text_of(figures.draw("prefix_channels", synthetic.prefix_channels()))
+    assert all(w in words for w in ("shuffled", "another prompt's V", "noise"))
+
+
+def test_a_table_without_nulls_controls_or_lags_still_draws(synthetic):
+    figures.draw("convergence", synthetic.convergence(nulls=("none",)), metric="rel_l2")
+    frame = synthetic.prefix_channels(lags=(1,))
+    figures.draw("prefix_channels", frame[frame["control"] == "none"])
+
+
+def test_unmeasured_and_unpredicted_decoders_still_draw(synthetic):
+    plan = synthetic.plan()
+    figures.draw("plan", plan[plan["basis"] == "predicted"])
+    figures.draw("plan", plan[plan["basis"] == "measured"])
+
+
+def test_speedups_without_autoregressive_rows_are_refused(synthetic):
+    bench = synthetic.bench()
+    with pytest.raises(SettingError, match="no AR rows; it holds DtV"):
+        figures.draw("bench", bench[bench["decoder"] != "AR"])
+
+
+def test_tokens_that_look_like_mathematics_or_html_are_drawn_as_text(synthetic, tmp_path, recwarn):
+    frame = synthetic.trace()
+    frame["token"] = ["$\\frac{", "\n\t", "\u6f22\u5b57", "<script>", "$$"] * (len(frame) // 5) + ["x"] * (len(frame) % 5)
+    figures.save(figures.draw("trace", frame), frame, tmp_path, "trace")
+    assert [str(w.message) for w in recwarn] == []
+
+
+def test_the_schedule_marks_what_the_trace_holds(synthetic):
+    frame = synthetic.trace()
+    alt = figures.draw("trace", frame).note.alt
+    counts = frame["event"].value_counts()
+    assert f"{counts['accept']} accepted" in alt and f"{counts['reject']} rejected" in alt and f"{counts['commit']} tokens" in alt
+    window = figures.draw("trace", frame, ticks=5, first_tick=3)
+    assert window.axes[0].get_xlim() == pytest.approx((2.3, 7.7))
+    with pytest.raises(SettingError, match="no ticks from 500"):
+        figures.draw("trace", frame, first_tick=500)
+
+
+def test_dashboard_joins_tables_and_says_what_is_missing(synthetic):
+    tables = synthetic.tables()
+    full = text_of(figures.draw("dashboard", tables))
+    assert "Mature-V helps on maths" in full and "Fastest: DAS-Wave" in full and "no plan table" not in full
+    partial = text_of(figures.draw("dashboard", {"depth_lens": tables["depth_lens"]}))
+    assert "no bench table in this run" in partial and "Mature-V was not measured" in partial
+    with pytest.raises(SettingError, match="at least one table"):
+        figures.draw("dashboard", {})
+
+
+def test_dashboard_headline_follows_the_findings(synthetic):
+    tables = synthetic.tables()
+    channels = tables["prefix_channels"]
+    worse = channels.assign(agreement=channels["agreement"] - 0.3 * (channels["policy"] == "deep_v"))
+    assert "Mature-V hurts on maths" in text_of(figures.draw("dashboard", {**tables, "prefix_channels": worse}))
+    bench = tables["bench"]
+    slowed = bench.assign(decode_seconds=bench["decode_seconds"] * (1 + 5 * (bench["decoder"].str.startswith("DAS"))))
+    assert "Fastest: WFD d=1" in text_of(figures.draw("dashboard", {**tables, "bench": slowed}))
+
+
+def test_the_concept_picture_needs_no_data():
+    assert "Mature-V" in text_of(figures.draw("concept", None))
