@@ -23,8 +23,20 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import HookError, closest
-from loopscope.hook_names import (BLOCK_NAMES, EMBED, FINAL, PATTERN, STATE, NamesFilter, block_prefix, depth_of, hook_names,
-                                  layer_of, match_names, position_axis)
+from loopscope.hook_names import (
+    BLOCK_NAMES,
+    EMBED,
+    FINAL,
+    PATTERN,
+    STATE,
+    NamesFilter,
+    block_prefix,
+    depth_of,
+    hook_names,
+    layer_of,
+    match_names,
+    position_axis,
+)
 
 if TYPE_CHECKING:
     from loopscope.models.looped import LoopedCore
@@ -36,10 +48,10 @@ Hooks = Sequence[tuple[NamesFilter, HookFn]]
 
 
 class _Group(NamedTuple):
-    """Rows of one call that one hook sees: their depth, their place in the call (None: all rows), and the context."""
+    """Rows of one call that one hook sees: their depth, their places in the call (None: all rows), and the context."""
 
     depth: int | None
-    index: Tensor | None
+    places: Tensor | None
     context: dict[str, Any]
 
 
@@ -116,9 +128,9 @@ class Tap:
                 members.setdefault(key, []).append(i)
         positions = torch.tensor(rows.positions)
         groups = []
-        for (depth, role), places in members.items():
-            index = None if len(places) == count else torch.tensor(places)
-            groups.append(_Group(depth, index, {"positions": positions if index is None else positions[index], "role": role}))
+        for (depth, role), found in members.items():
+            places = None if len(found) == count else torch.tensor(found)
+            groups.append(_Group(depth, places, {"positions": positions if places is None else positions[places], "role": role}))
         return groups
 
     def _block(self, part: str, layer: int, rows: Rows) -> BlockTap | None:
@@ -136,9 +148,9 @@ class Tap:
     def _fire(self, name: str, tensor: Tensor, group: _Group, axis: int = 1) -> Tensor:
         if not self.wants(name):
             return tensor
-        if group.index is None:
+        if group.places is None:
             return self.fire(name, tensor, group.context)
-        index = group.index.to(tensor.device)
+        index = group.places.to(tensor.device)
         # Always written back, since a hook may have edited its rows in place; out of place, for autograd.
         return tensor.index_copy(axis, index, self.fire(name, tensor.index_select(axis, index), group.context))
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint, LensHandle
-from transformer_lens.utilities import Slice, remove_batch_dim as drop_batch_dim
+from transformer_lens.utilities import Slice
+from transformer_lens.utilities import remove_batch_dim as drop_batch_dim
 
 from loopscope.cache import DepthCache
 from loopscope.errors import HookError, SettingError
@@ -28,10 +29,13 @@ from loopscope.tap import Hooks, Tap
 from loopscope.text import TextMixin
 
 RETURN_TYPES = ("logits", "loss", "both", None)
+Direction = Literal["fwd", "bwd"]
 
 
 class DepthHookPoint(HookPoint):
     """A TransformerLens HookPoint that knows its recurrence depth, and keeps the model's set of hooked names right."""
+
+    name: str
 
     def __init__(self, name: str, active: set[str]) -> None:
         super().__init__()
@@ -93,7 +97,7 @@ class _Predicate(NamedTuple):
 
     matches: Callable[[str], bool]
     hook: Callable[..., Any]
-    dir: str
+    dir: Direction
     is_permanent: bool
     level: int | None
     prepend: bool
@@ -214,7 +218,7 @@ class LoopedModel(TextMixin, HookedRootModule):
             for step in path:
                 if step not in node._modules:
                     node.add_module(step, nn.Module())
-                node = node._modules[step]
+                node = cast(nn.Module, node._modules[step])
             node.add_module(leaf, DepthHookPoint(name, self._active))
         self._tree_depth = depth
         self.setup()
@@ -237,7 +241,7 @@ class LoopedModel(TextMixin, HookedRootModule):
         depth = self.check_depth(depth)
         self.grow(depth)
         self._check_hooks(fwd_hooks, depth)
-        with self.hooks(fwd_hooks=list(fwd_hooks)):
+        with self.hooks(fwd_hooks):
             yield self.tap(hook_drafts)
 
     def _hooked_backward(self) -> bool:
@@ -245,7 +249,7 @@ class LoopedModel(TextMixin, HookedRootModule):
 
     # ---- TransformerLens's own ways, made to refuse what matches nothing ------------------------------------
 
-    def add_hook(self, name: NamesFilter, hook: Callable[..., Any], dir: str = "fwd", is_permanent: bool = False,
+    def add_hook(self, name: NamesFilter, hook: Callable[..., Any], dir: Direction = "fwd", is_permanent: bool = False,
                  level: int | None = None, prepend: bool = False) -> None:
         """name: a hook name, several, or a predicate. Raises HookError if it matches nothing."""
         for match in match_names(name, self.hook_dict):
@@ -253,10 +257,11 @@ class LoopedModel(TextMixin, HookedRootModule):
         if callable(name):
             self._predicates.append(_Predicate(name, hook, dir, is_permanent, level, prepend))
 
-    def _enable_hook(self, name: NamesFilter, hook: Callable[..., Any], dir: str) -> None:
+    def _enable_hook(self, name: NamesFilter, hook: Callable[..., Any], dir: Direction) -> None:
         self.add_hook(name, hook, dir=dir, level=self.context_level)
 
-    def remove_all_hook_fns(self, direction: str = "both", including_permanent: bool = False, level: int | None = None) -> None:
+    def remove_all_hook_fns(self, direction: Literal["fwd", "bwd", "both"] = "both", including_permanent: bool = False,
+                            level: int | None = None) -> None:
         super().remove_all_hook_fns(direction, including_permanent, level)
         self._predicates = [p for p in self._predicates
                             if direction not in ("both", p.dir) or (p.is_permanent and not including_permanent)
@@ -266,17 +271,17 @@ class LoopedModel(TextMixin, HookedRootModule):
     def hooks(self, fwd_hooks: Hooks = (), bwd_hooks: Hooks = (), reset_hooks_end: bool = True, clear_contexts: bool = False):
         """Hooks for the time of a `with`. Raises HookError, before adding any, if a name or filter matches nothing."""
         self._check_hooks((*fwd_hooks, *bwd_hooks), self._tree_depth)
-        with super().hooks(list(fwd_hooks), list(bwd_hooks), reset_hooks_end, clear_contexts):
+        with super().hooks(_as_list(fwd_hooks), _as_list(bwd_hooks), reset_hooks_end, clear_contexts):
             yield self
 
     def run_with_hooks(self, *args: Any, fwd_hooks: Hooks = (), bwd_hooks: Hooks = (), **options: Any) -> Any:
         """TransformerLens's run_with_hooks. Raises HookError for a hook that this call, at its depth, would never fire."""
         self._check_hooks((*fwd_hooks, *bwd_hooks), self._grow_for(args, options))
-        return super().run_with_hooks(*args, fwd_hooks=list(fwd_hooks), bwd_hooks=list(bwd_hooks), **options)
+        return super().run_with_hooks(*args, fwd_hooks=_as_list(fwd_hooks), bwd_hooks=_as_list(bwd_hooks), **options)
 
-    def run_with_cache(self, tokens: Tensor | str | list[str], *args: Any, names_filter: NamesFilter = None,
-                       return_cache_object: bool = True, remove_batch_dim: bool = False, incl_bwd: bool = False,
-                       **options: Any) -> tuple[Any, RecordedRun | dict[str, Tensor]]:
+    def run_with_cache(self, tokens: Tensor | str | list[str], *args: Any,  # type: ignore[override]
+                       names_filter: NamesFilter = None, return_cache_object: bool = True, remove_batch_dim: bool = False,
+                       incl_bwd: bool = False, **options: Any) -> tuple[Any, RecordedRun | dict[str, Tensor]]:
         """(what the model returns, RecordedRun of the activations at the hooks that names_filter selects).
 
         Options: those of forward, and TransformerLens's device, pos_slice, reset_hooks_end, clear_contexts. incl_bwd
@@ -301,7 +306,7 @@ class LoopedModel(TextMixin, HookedRootModule):
         pos_slice = Slice.unwrap(pos_slice)
         self.is_caching = True
 
-        def save(tensor: Tensor, hook: HookPoint, suffix: str) -> None:
+        def save(tensor: Tensor, hook: DepthHookPoint, suffix: str) -> None:
             kept = pos_slice.apply(tensor.detach(), dim=position_axis(hook.name))
             kept = kept.to(device, copy=True)  # otherwise a later hook that edits in place would rewrite the record
             cache[hook.name + suffix] = drop_batch_dim(kept) if remove_batch_dim else kept
@@ -314,9 +319,10 @@ class LoopedModel(TextMixin, HookedRootModule):
                           remove_batch_dim: bool = False, cache: dict | None = None) -> dict:
         """Leave caching hooks on the model; returns the dict that later calls fill."""
         cache, forward, backward = self.get_caching_hooks(names_filter, incl_bwd, device, remove_batch_dim, cache)
-        for direction, hooks in (("fwd", forward), ("bwd", backward)):
-            for name, hook in hooks:
-                self.add_hook(name, hook, dir=direction)
+        for name, hook in forward:
+            self.add_hook(name, hook, dir="fwd")
+        for name, hook in backward:
+            self.add_hook(name, hook, dir="bwd")
         return cache
 
     def _grow_for(self, args: tuple, options: dict[str, Any]) -> int:
@@ -328,3 +334,7 @@ class LoopedModel(TextMixin, HookedRootModule):
         known = dict.fromkeys(hook_names(self.config, depth)) if hooks else {}
         for name, _ in hooks:
             match_names(name, known)
+
+
+def _as_list(hooks: Hooks) -> list[tuple[Any, Callable[..., Any]]]:
+    return list(hooks)  # TransformerLens's annotation knows no names_filter lists; ours does

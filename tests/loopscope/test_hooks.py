@@ -272,8 +272,12 @@ def test_gradients_flow_through_hooks_that_edit(model):
     loss = model.run_with_hooks(TOKENS, return_type="loss", fwd_hooks=[("depth.1.hook_state", lambda tensor, hook: tensor + delta)])
     loss.backward()
     step = 1e-6 * delta.grad / delta.grad.norm()
-    losses = [model.run_with_hooks(TOKENS, return_type="loss", fwd_hooks=[("depth.1.hook_state", lambda tensor, hook: tensor + s * step)])
-              for s in (1, -1)]
+
+    def loss_at(shift):
+        hooks = [("depth.1.hook_state", lambda tensor, hook: tensor + shift)]
+        return model.run_with_hooks(TOKENS, return_type="loss", fwd_hooks=hooks)
+
+    losses = loss_at(step), loss_at(-step)
     assert abs((losses[0] - losses[1]) / 2e-6 - delta.grad.norm()) < 1e-6 * delta.grad.norm()
 
 
