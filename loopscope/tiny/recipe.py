@@ -133,6 +133,6 @@ class Recipe:
 
 
 RECIPES: dict[str, Recipe] = {
-    "tiny-huginn": Recipe(huginn_config(), steps=2200, mean_recurrences=12.0),
-    "tiny-ouro": Recipe(ouro_config(), steps=2400),
+    "tiny-huginn": Recipe(huginn_config(), steps=1500, mean_recurrences=12.0),
+    "tiny-ouro": Recipe(ouro_config(), steps=1700),
 }
