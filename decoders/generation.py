@@ -292,15 +292,20 @@ class Decoder(ABC):
         needs a LoopedModel.
         Raises PromptError, ContextError, DepthError, SettingError, NumericsError; nothing is returned half-done.
         """
-        return self._run(model, prompt, max_new_tokens, depth, seed, stop, start_state, fwd_hooks).result(self)
+        session = self._open(model, prompt, max_new_tokens, depth, seed, stop, start_state, fwd_hooks)
+        self._run(session)
+        return session.result(self)
 
-    def _run(self, model, prompt, max_new_tokens, depth, seed, stop, start_state, fwd_hooks=()) -> Session:
+    def _open(self, model, prompt, max_new_tokens, depth=None, seed=0, stop=(), start_state=None, fwd_hooks=()) -> Session:
+        """Check everything that can be checked before any work is done."""
         session = Session(model, prompt, max_new_tokens, depth, seed, stop, start_state)
         self._check(session.core, session.depth)
+        return session
+
+    def _run(self, session: Session) -> None:
         session.prefill()
         if not session.finished:
             self._decode(session)
-        return session
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.label}>"
