@@ -60,13 +60,31 @@ def target_pass(core: LoopedCore, ids: Tensor, depth: int, start_state: str | Te
     return Target(x, start, log_probabilities(logits), cache, depth)
 
 
-def anchors_of(length: int, chain: int, limit: int) -> list[int]:
-    """At most `limit` evenly spread anchors p with at least one verified position before and a whole chain behind."""
+def greedy_continuation(core: LoopedCore, ids: Tensor, new_tokens: int, depth: int, start_state: str | Tensor | None = None,
+                        seed: int = 0) -> Tensor:
+    """ids [n] followed by at most `new_tokens` greedy tokens of the full-depth model, up to its end-of-text token."""
+    if isinstance(new_tokens, bool) or not isinstance(new_tokens, int) or new_tokens < 0:
+        raise SettingError(f"new_tokens must be a whole number of at least 0, got {new_tokens!r}")
+    if new_tokens == 0:
+        return ids
+    cache = core.make_cache(len(ids) + new_tokens, depth)
+    tokens, latest = [ids], ids
+    for _ in range(new_tokens):
+        latest = core(latest, depth, start_state=start_state, seed=seed, cache=cache)[0, -1:].argmax(-1)
+        tokens.append(latest)
+        if int(latest) in core.config.eos:
+            break
+    return torch.cat(tokens)
+
+
+def anchors_of(length: int, chain: int, limit: int, first: int = 1) -> list[int]:
+    """At most `limit` evenly spread anchors p >= first with a whole chain behind; one, further left, if none fits."""
     if limit < 1:
         raise SettingError(f"max_positions must be at least 1, got {limit}")
     last = length - chain
-    count = min(limit, last)
-    return sorted({int(p) for p in torch.linspace(1, last, count, dtype=torch.float64).round()})
+    first = min(first, last)
+    count = min(limit, last - first + 1)
+    return sorted({int(p) for p in torch.linspace(first, last, count, dtype=torch.float64).round()})
 
 
 def chains(anchors: Sequence[int], length: int) -> Forest:

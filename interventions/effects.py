@@ -51,7 +51,7 @@ def paired_effects(frame: pd.DataFrame, *, level: float = 0.95, resamples: int =
         for (policy, control), cell in group[group.policy != "aligned"].groupby(["policy", "control"], sort=False):
             cell = cell.set_index("prompt")
             for metric, sign in BETTER.items():
-                difference = (cell[metric] - aligned[metric]).dropna().to_numpy()
+                difference = (cell[metric] - aligned[metric]).dropna().sort_index().to_numpy()
                 effect, low, high = bootstrap_mean(difference, level, resamples, seed)
                 holds = bool(low > 0 if sign > 0 else high < 0)
                 rows.append((*key, policy, control, metric, effect, low, high, len(difference), holds))

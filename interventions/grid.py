@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from interventions.drafts import anchors_of, compare, target_pass
+from interventions.drafts import anchors_of, compare, greedy_continuation, target_pass
 from interventions.prefix import draft_depths_of
 from loopscope.errors import DepthError
 from loopscope.records import Result
@@ -29,7 +29,7 @@ class DepthGridResult(Result):
 @torch.inference_mode()
 def depth_grid(model: Any, prompts: Iterable[Any], draft_depth: int = 2, depths: Iterable[int] | None = None, *, task: str = "",
                model_name: str | None = None, depth: int | None = None, start_state: str | Tensor | None = None, seed: int = 0,
-               max_positions: int = 96, progress: bool = True) -> DepthGridResult:
+               new_tokens: int = 0, max_positions: int = 96, progress: bool = True) -> DepthGridResult:
     """Agreement and KL of a draft right behind the prefix (lag 1), its prefix read at (kappa, nu) for all pairs of `depths`.
 
     draft_depth: recurrences of the draft. depths: what kappa and nu run over (default: powers of two up to T, and T).
@@ -50,14 +50,16 @@ def depth_grid(model: Any, prompts: Iterable[Any], draft_depth: int = 2, depths:
     name, start = name_of(core, model_name), start_label(core, start_state)
     rows: list[tuple] = []
     for index, ids in enumerate(tqdm(tokens, desc=f"depth grid {name}", unit="prompt", disable=not progress)):
-        target = target_pass(core, ids, full, start_state, seed)
-        anchors = anchors_of(target.length, 1, max_positions)
+        whole = greedy_continuation(core, ids, new_tokens, full, start_state, seed)
+        target = target_pass(core, whole, full, start_state, seed)
+        anchors = anchors_of(target.length, 1, max_positions, len(ids) if new_tokens else 1)
         for k in grid:
             for v in grid:
                 pair = compare(core, target, anchors, (draft_depth,), (1,), ReadPolicy(k, v))[draft_depth, 1]
                 rows.append((name, task, index, start, draft_depth, k, v, *pair, len(anchors)))
     frame = pd.DataFrame(rows, columns=list(DepthGridResult.columns))
-    return DepthGridResult(frame, {"depth": full, "seed": seed, "prompts": len(tokens), "max_positions": max_positions})
+    return DepthGridResult(frame, {"depth": full, "seed": seed, "prompts": len(tokens), "new_tokens": new_tokens,
+                                   "max_positions": max_positions})
 
 
 def grid_depths(full: int) -> tuple[int, ...]:

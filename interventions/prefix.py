@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from interventions.controls import CONTROLS, from_other, noise, shuffled
-from interventions.drafts import Target, anchors_of, compare, deep_values, target_pass, with_deep_values
+from interventions.drafts import Target, anchors_of, compare, deep_values, greedy_continuation, target_pass, with_deep_values
 from loopscope.errors import DepthError, SettingError
 from loopscope.records import Result
 from loopscope.rows import POLICIES, ReadPolicy
@@ -47,13 +47,13 @@ class PrefixChannelsResult(Result):
 @torch.inference_mode()
 def prefix_channels(model: Any, prompts: Iterable[Any], depths: Iterable[int] | None = None, policies: Iterable[str] = POLICIES,
                     lags: Iterable[int] = LAGS, controls: Iterable[str] = CONTROLS, *, task: str = "", model_name: str | None = None,
-                    depth: int | None = None, start_state: str | Tensor | None = None, seed: int = 0, max_positions: int = 96,
-                    progress: bool = True) -> PrefixChannelsResult:
+                    depth: int | None = None, start_state: str | Tensor | None = None, seed: int = 0, new_tokens: int = 0,
+                    max_positions: int = 96, progress: bool = True) -> PrefixChannelsResult:
     """Agreement and KL of drafts at depth d against the full-depth target, by read policy and lag.
 
-    model: LoopedCore or LoopedModel. prompts: texts or token ids (for the target's own trajectory: prompt plus its greedy
-    continuation). depths: draft depths (default: those of 1, 2, 4 and 8 below T); those above T are left out with a
-    warning. depth: T.
+    model: LoopedCore or LoopedModel. prompts: texts or token ids. new_tokens: 0 measures on the prompts themselves;
+    otherwise each is first continued greedily at full depth and the anchors lie in the continuation, where decoders work.
+    depths: draft depths (default: those of 1, 2, 4 and 8 below T); those above T are left out with a warning. depth: T.
     lags: the draft g positions after the last verified token; the g - 1 rows in between are drafts of the same depth
     with the text's own tokens. max_positions: at most so many anchors per prompt, evenly spread; all policies and lags
     use the same anchors, n_positions says how many.
@@ -81,19 +81,21 @@ def prefix_channels(model: Any, prompts: Iterable[Any], depths: Iterable[int] | 
     name, start = name_of(core, model_name), start_label(core, start_state)
 
     def run(index: int) -> Target:
-        return target_pass(core, tokens[index], full, start_state, seed)
+        ids = greedy_continuation(core, tokens[index], new_tokens, full, start_state, seed)
+        return target_pass(core, ids, full, start_state, seed)
 
     rows: list[tuple] = []
     following = run(0)
     for index in tqdm(range(len(tokens)), desc=f"prefix channels {name}", unit="prompt", disable=not progress):
         target = following
         following = run((index + 1) % len(tokens)) if len(tokens) > 1 else target
-        anchors = anchors_of(target.length, max(lags), max_positions)
+        anchors = anchors_of(target.length, max(lags), max_positions, len(tokens[index]) if new_tokens else 1)
         for policy, control, used in _conditions(target, following, policies, controls, seed, index):
             measured = compare(core, used, anchors, draft_depths, lags, ReadPolicy.named(policy, full))
             rows += [(name, task, index, start, d, g, policy, control, *pair, len(anchors)) for (d, g), pair in measured.items()]
     frame = pd.DataFrame(rows, columns=list(PrefixChannelsResult.columns))
-    return PrefixChannelsResult(frame, {"depth": full, "seed": seed, "prompts": len(tokens), "max_positions": max_positions})
+    return PrefixChannelsResult(frame, {"depth": full, "seed": seed, "prompts": len(tokens), "new_tokens": new_tokens,
+                                        "max_positions": max_positions})
 
 
 def _conditions(target: Target, other: Target, policies: tuple[str, ...], controls: tuple[str, ...], seed: int,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from interventions.controls import from_other, noise, shuffled
-from interventions.drafts import anchors_of, chains, compare, deep_values, draft_logits, target_pass, with_deep_values
+from interventions.drafts import anchors_of, chains, compare, deep_values, draft_logits, greedy_continuation, target_pass, with_deep_values
 from loopscope.errors import SettingError
 from loopscope.rows import POLICIES, Chain, ReadPolicy
 
@@ -145,8 +145,28 @@ def test_anchors_leave_room_before_and_behind_and_are_spread_evenly():
     assert anchors_of(10, 8, 96) == [1, 2]
     assert anchors_of(9, 8, 96) == [1]
     assert anchors_of(101, 1, 4) == [1, 34, 67, 100]
+    assert anchors_of(20, 3, 96, first=15) == [15, 16, 17]
+    assert anchors_of(20, 8, 96, first=15) == [12], "one anchor is left of the continuation rather than none"
     with pytest.raises(SettingError, match="max_positions"):
         anchors_of(10, 1, 0)
+
+
+def test_the_continuation_is_what_recomputation_would_say_next(core):
+    ids = greedy_continuation(core, IDS[:6], 5, core.config.depth, seed=1)
+    assert torch.equal(ids[:6], IDS[:6]) and len(ids) == 11
+    for i in range(6, 11):
+        assert ids[i] == core(ids[:i], seed=1)[0, -1].argmax()
+    assert torch.equal(greedy_continuation(core, IDS, 0, core.config.depth), IDS)
+    with pytest.raises(SettingError, match="new_tokens"):
+        greedy_continuation(core, IDS, -1, core.config.depth)
+
+
+def test_the_continuation_ends_with_the_end_of_text(core):
+    ids = greedy_continuation(core, IDS[:6], 5, core.config.depth)
+    eos = int(ids[7])
+    stopping = type(core)(replace(core.config, eos=(eos,)))
+    stopping.to(core.dtype).load_state_dict(core.state_dict())
+    assert torch.equal(greedy_continuation(stopping, IDS[:6], 5, core.config.depth), ids[: ids.tolist().index(eos, 6) + 1])
 
 
 # ---- controls ----------------------------------------------------------------------------------------------------

@@ -49,7 +49,8 @@ def test_prompts_are_paired_by_number_not_by_row():
     frame = _frame({("deep_v", "none"): 0.05})
     shuffled = frame.sample(frac=1, random_state=3)
     first, second = (paired_effects(f).frame.set_index("metric") for f in (frame, shuffled))
-    assert first.effect.to_dict() == pytest.approx(second.effect.to_dict())
+    for column in ("effect", "low", "high"):
+        assert first[column].to_dict() == pytest.approx(second[column].to_dict()), column
 
 
 def test_models_and_starts_are_kept_apart():

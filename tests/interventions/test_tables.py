@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from interventions import DepthGridResult, EffectsResult, PrefixChannelsResult, depth_grid, prefix_channels
+from interventions.drafts import compare, greedy_continuation, target_pass
 from interventions.grid import grid_depths
 from loopscope.errors import DepthError, NumericsError, PromptError, SettingError
 from loopscope.models.loading import load_core
-from loopscope.rows import POLICIES
+from loopscope.rows import POLICIES, ReadPolicy
 
 PROMPTS = [list(range(40, 60)), list(range(90, 104)), list(range(120, 131))]
 
@@ -45,6 +46,20 @@ def test_the_same_seed_gives_the_same_table_and_another_seed_other_controls(ouro
     assert tables[0].equals(tables[1])
     differs = tables[0][tables[0].kl_nats != tables[2].kl_nats]
     assert set(differs.control) == {"shuffled_v", "noise_v"}, "Ouro draws no start state, so only drawn controls move"
+
+
+def test_on_the_models_own_text_anchors_lie_in_the_continuation(core):
+    """Equal to measuring the longer sequence at those positions, which a decoder would call its own."""
+    own = prefix_channels(core, PROMPTS, lags=(1, 2), new_tokens=10, progress=False).frame
+    assert set(own.n_positions) == {9}
+    with torch.inference_mode():
+        whole = greedy_continuation(core, torch.tensor(PROMPTS[1]), 10, 4)
+        expected = compare(core, target_pass(core, whole, 4), range(14, 23), (1, 2), (1, 2), ReadPolicy.named("deep_v", 4))
+    rows = own[(own.prompt == 1) & (own.policy == "deep_v") & (own.control == "none")].set_index(["depth", "lag"])
+    for cell, pair in expected.items():
+        assert tuple(rows.loc[cell, ["agreement", "kl_nats"]]) == pytest.approx(pair, abs=1e-12)
+    grid = depth_grid(core, PROMPTS, depths=(4,), new_tokens=10, max_positions=4, progress=False).frame
+    assert set(grid.n_positions) == {4}
 
 
 def test_full_depth_drafts_agree_under_the_aligned_policy_only(core):
@@ -125,7 +140,8 @@ def test_the_grids_corners_are_the_named_policies_for_a_depth_one_draft(core):
 def test_a_cell_reads_one_depth_in_every_recurrence(core):
     """(2, 2) at draft depth 2 is not the aligned draft, whose first recurrence reads depth 1; (4, 4) is deep K/V."""
     grid = depth_grid(core, PROMPTS, draft_depth=2, progress=False).frame.set_index(["prompt", "k_depth", "v_depth"]).kl_nats
-    named = prefix_channels(core, PROMPTS, depths=(2,), lags=(1,), controls=(), progress=False).frame.set_index(["prompt", "policy"]).kl_nats
+    named = prefix_channels(core, PROMPTS, depths=(2,), lags=(1,), controls=(), progress=False).frame
+    named = named.set_index(["prompt", "policy"]).kl_nats
     for prompt in range(3):
         assert abs(grid[prompt, 2, 2] - named[prompt, "aligned"]) > 1e-6
         assert grid[prompt, 4, 4] == pytest.approx(named[prompt, "deep_kv"], abs=1e-12)
