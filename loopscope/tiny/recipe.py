@@ -9,7 +9,7 @@ from typing import Any
 WIDTH, HEADS, MLP, VOCAB, CONTEXT = 128, 4, 352, 1024, 512
 
 
-def huginn_config(core_layers: int = 2) -> dict[str, Any]:
+def huginn_config(core_layers: int = 1) -> dict[str, Any]:
     """The official ``config.json`` keys of a small Huginn (``huginn_raven``)."""
     std = math.sqrt(2 / (5 * WIDTH))
     layers = 2 + core_layers
@@ -133,6 +133,6 @@ class Recipe:
 
 
 RECIPES: dict[str, Recipe] = {
-    "tiny-huginn": Recipe(huginn_config(), steps=1500, mean_recurrences=12.0),
+    "tiny-huginn": Recipe(huginn_config(), steps=2600, rows=2, muon_lr=0.015, adam_lr=0.003, mean_recurrences=12.0),
     "tiny-ouro": Recipe(ouro_config(), steps=1700),
 }
