@@ -215,6 +215,8 @@ class Run:
         rounded.save_pretrained(part)
         tok.save(self.tokenizer, part)
         card.write(card.numbers(load_core(part), self, command), part)
+        for file in part.iterdir():
+            file.chmod(0o644)  # temporary files start private; package data must be readable by all
         shutil.rmtree(out, ignore_errors=True)
         os.replace(part, out)
 
