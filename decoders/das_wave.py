@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from decoders.autoregressive import step
-from decoders.generation import Decoder, Session, at_least
+from decoders.generation import DRAFT, Decoder, Session, at_least
 from loopscope.errors import SettingError
 from loopscope.rows import POLICIES, At, Chain, Forest, ReadPolicy
 
@@ -72,7 +72,7 @@ class DASWave(Decoder):
             if tokens.shape[1] < width:  # a joining position's first guess repeats the anchor, unless one was seeded
                 tokens = torch.cat((tokens, tokens.new_full((1, width - tokens.shape[1]), first)), 1)
             tokens, rows = tokens[:, :width], Chain(anchor, width)
-            x = session.embed(tokens, rows)
+            x = session.embed(tokens, rows, DRAFT)
             fresh = session.start(x, rows)
             if state is None or not (carry or freeze):
                 state, counts = fresh, [0] * width
@@ -86,7 +86,7 @@ class DASWave(Decoder):
             embedded = tokens
             for _ in range(self.updates):
                 state, counts = self._advance(session, state, x, anchor, counts, policy, freeze)
-            following = session.read(state, Chain(anchor, width))  # shifted readout; the last one seeds the next position
+            following = session.read(state, Chain(anchor, width), DRAFT)  # shifted readout; the last one seeds the next position
             tokens = torch.cat((tokens[:, :1], following[None]), 1)
         guesses = tokens[0, 1:].tolist()
         for i, token in enumerate(guesses):
@@ -104,14 +104,14 @@ class DASWave(Decoder):
         deep = policy.k is not None and policy.v is not None
         if deep and len(running) == width:
             rows = Chain(anchor, width, after[0])
-            state = session.recur(state, x, rows, policy)
+            state = session.recur(state, x, rows, policy, DRAFT)
         elif deep:
             rows = At(tuple(anchor + i for i in running), session.depth)
             state = state.index_copy(1, torch.tensor(running, device=state.device),
-                                     session.recur(state[:, running], x[:, running], rows, policy))
+                                     session.recur(state[:, running], x[:, running], rows, policy, DRAFT))
         else:
             own = tuple(min(r, session.depth) for r in after)
-            new = session.recur(state, x, _together(anchor, own, state.device), policy)
+            new = session.recur(state, x, _together(anchor, own, state.device), policy, DRAFT)
             keep = torch.tensor([i in running for i in range(width)], device=state.device)[None, :, None]
             state = torch.where(keep, new, state)
         session.tick += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from decoders.autoregressive import step
-from decoders.generation import Decoder, Session, at_least, check_draft_depth
+from decoders.generation import DRAFT, TARGET, Decoder, Session, at_least, check_draft_depth
 from loopscope.errors import SettingError
 from loopscope.rows import ALIGNED, POLICIES, Chain, Draft, ReadPolicy
 
@@ -68,12 +68,12 @@ class DraftThenVerify(Decoder):
                 state = session.start(x, Chain(position, 1))
                 for r in range(1, self.draft_depth + 1):
                     rows = Chain(position, 1, r) if policy == ALIGNED else Draft(anchor, position, r)
-                    state = session.recur(state, x, rows, policy)
+                    state = session.recur(state, x, rows, policy, TARGET if policy == ALIGNED else DRAFT)
                     session.ran(rows)
                 states.append(state)
             if i == size:
                 break
-            token = int(session.read(state, Chain(position, 1, self.draft_depth)))
+            token = int(session.read(state, Chain(position, 1, self.draft_depth), DRAFT))
             drafts.append(token)
             session.event(position + 1, self.draft_depth, "draft", token)
             if token in session.eos:

@@ -10,18 +10,22 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Union
 
 import torch
 from torch import Tensor
 
 from loopscope.errors import ContextError, NumericsError, SettingError
 from loopscope.rows import ALIGNED, Chain, ReadPolicy, Rows
+from loopscope.tap import DRAFT, TARGET, Hooks, Tap, tapped
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from loopscope.models.looped import LoopedCore
+
+Role = Union[str, Sequence[str]]  # TARGET, DRAFT, or one of them per row
+__all__ = ["DRAFT", "TARGET", "Calls", "Decoder", "Event", "Generation", "Run", "Seconds", "Session"]
 
 
 class Calls(NamedTuple):
@@ -106,9 +110,8 @@ class Session:
     """
 
     def __init__(self, model, prompt, max_new_tokens: int, depth: int | None, seed: int, stop: Sequence[str],
-                 start_state=None, tap=None) -> None:
-        self.core: LoopedCore = model.core
-        self.tap = tap
+                 start_state=None) -> None:
+        self.model, self.core, self.tap = model, model.core, None
         if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
             raise SettingError(f"max_new_tokens must be a whole number of at least 1, got {max_new_tokens!r}")
         self.depth = self.core.check_depth(depth)
@@ -140,29 +143,33 @@ class Session:
 
     # ---- the model, counted ---------------------------------------------------------------------------------
 
-    def embed(self, tokens: Tensor | list[int], rows: Rows) -> Tensor:
+    def embed(self, tokens: Tensor | list[int], rows: Rows, role: Role = TARGET) -> Tensor:
         self.counts["prelude"] += 1
         if not isinstance(tokens, Tensor):
             tokens = torch.tensor([tokens], device=self.core.device)
-        return self.core.embed(tokens, rows, self.cache, self.tap)
+        return self.core.embed(tokens, rows, self.cache, self._tap(role))
 
     def start(self, x: Tensor, rows: Rows) -> Tensor:
         return self.core.start(x, rows, seed=self.seed, start_state=self.start_state)
 
-    def recur(self, state: Tensor, x: Tensor, rows: Rows, policy: ReadPolicy = ALIGNED) -> Tensor:
+    def recur(self, state: Tensor, x: Tensor, rows: Rows, policy: ReadPolicy = ALIGNED, role: Role = TARGET) -> Tensor:
         counts = self.counts
         counts["recur"] += 1
         counts["rows"] += rows.count
-        return self.core.recur(state, x, rows, self.cache, policy, self.tap)
+        return self.core.recur(state, x, rows, self.cache, policy, self._tap(role))
 
-    def read(self, state: Tensor, rows: Rows) -> Tensor:
+    def read(self, state: Tensor, rows: Rows, role: Role = TARGET) -> Tensor:
         """Greedy tokens [n] (int64): the lowest index on ties. Raises NumericsError where logits are NaN."""
         self.counts["readout"] += 1
-        best, tokens = self.core.read(state, rows, self.cache, self.tap)[0].max(dim=-1)
+        best, tokens = self.core.read(state, rows, self.cache, self._tap(role))[0].max(dim=-1)
         if best.isnan().any():
             raise NumericsError(f"the logits at position {rows.positions[int(best.isnan().nonzero()[0])]} are NaN; "
                                 "check the weights and the dtype (float16 overflows where float32 does not)")
         return tokens
+
+    def _tap(self, role: Role) -> Tap | None:
+        """Hooks see target rows; rows that are only drafts (thrown away whatever comes of them) see none unless asked."""
+        return self.tap and (self.tap if role == TARGET else self.tap.as_role(role))
 
     def prefill(self) -> None:
         """Run the prompt at full depth, commit its K/V and its first token."""
@@ -283,29 +290,31 @@ class Decoder(ABC):
 
     @torch.inference_mode()
     def generate(self, model, prompt, max_new_tokens: int = 64, depth: int | None = None, seed: int = 0,
-                 stop: Sequence[str] = (), start_state=None, fwd_hooks: Sequence = ()) -> Generation:
+                 stop: Sequence[str] = (), start_state=None, fwd_hooks: Hooks = (), hook_drafts: bool = False) -> Generation:
         """Decode greedily.
 
         model: LoopedModel or LoopedCore. prompt: text, a list of token ids or a 1-d tensor. depth: recurrences of the
         target (default: the model's T). seed: keys the start state. stop: strings that end the text. start_state:
-        None, "zero" or a tensor [1, positions, d_model]. fwd_hooks: (name, function) pairs, as for run_with_hooks;
-        needs a LoopedModel.
-        Raises PromptError, ContextError, DepthError, SettingError, NumericsError; nothing is returned half-done.
+        None, "zero" or a tensor [1, positions, d_model]. fwd_hooks: (name, function) pairs, as for run_with_hooks: they
+        see every target row once, at its own depth, so an intervention gives the same tokens under every lossless
+        decoder. hook_drafts: let them also see rows that only draft (`hook.ctx["role"]` says which).
+        Raises PromptError, ContextError, DepthError, SettingError, HookError, NumericsError; nothing is returned half-done.
         """
-        session = self._open(model, prompt, max_new_tokens, depth, seed, stop, start_state, fwd_hooks)
-        self._run(session)
+        session = self._open(model, prompt, max_new_tokens, depth, seed, stop, start_state)
+        self._run(session, fwd_hooks, hook_drafts)
         return session.result(self)
 
-    def _open(self, model, prompt, max_new_tokens, depth=None, seed=0, stop=(), start_state=None, fwd_hooks=()) -> Session:
+    def _open(self, model, prompt, max_new_tokens, depth=None, seed=0, stop=(), start_state=None) -> Session:
         """Check everything that can be checked before any work is done."""
         session = Session(model, prompt, max_new_tokens, depth, seed, stop, start_state)
         self._check(session.core, session.depth)
         return session
 
-    def _run(self, session: Session) -> None:
-        session.prefill()
-        if not session.finished:
-            self._decode(session)
+    def _run(self, session: Session, fwd_hooks: Hooks = (), hook_drafts: bool = False) -> None:
+        with tapped(session.model, fwd_hooks, hook_drafts, session.depth) as session.tap:
+            session.prefill()
+            if not session.finished:
+                self._decode(session)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.label}>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from decoders.generation import Decoder, Session, at_least, check_draft_depth
+from decoders.generation import DRAFT, TARGET, Decoder, Session, at_least, check_draft_depth
 from loopscope.rows import At, Chain, Wave
 
 
@@ -76,8 +76,8 @@ class Wavefront(Decoder):
     def _read(self, session: Session, state, front: int, newest: int, verify: bool, draft: bool):
         """One readout of the verify row and the draft row -> (target token or None, draft token or None)."""
         if verify and draft:
-            target, token = session.read(state[:, :: state.shape[1] - 1], At((front, newest))).tolist()
+            target, token = session.read(state[:, :: state.shape[1] - 1], At((front, newest)), (TARGET, DRAFT)).tolist()
             return target, token
         position, picked = (front, state[:, :1]) if verify else (newest, state[:, -1:])
-        token = int(session.read(picked, Chain(position, 1)))
+        token = int(session.read(picked, Chain(position, 1), TARGET if verify else DRAFT))
         return (token, None) if verify else (None, token)

@@ -86,13 +86,13 @@ def draft_keys_leak_into_the_prefix(mp):
 def stale_coda(mp):
     """The verify row does not write its coda K/V at full depth: the draft's shallow ones stay."""
     original = Session.read
-    def read(self, state, rows):
+    def read(self, state, rows, role="target"):
         if isinstance(rows, At) or rows.count > 1:
             before = [(k.clone(), v.clone()) for k, v in self.cache.coda]
-            tokens = original(self, state, rows)
+            tokens = original(self, state, rows, role)
             self.cache.coda = before
             return tokens
-        return original(self, state, rows)
+        return original(self, state, rows, role)
     mp.setattr(Session, "read", read)
 
 
@@ -133,9 +133,9 @@ def carry_is_dropped(mp):
 def reads_a_deep_prefix_while_verifying(mp):
     """Verification uses the draft's read policy."""
     original = Session.recur
-    def recur(self, state, x, rows, policy=ALIGNED):
+    def recur(self, state, x, rows, policy=ALIGNED, role="target"):
         verifying = isinstance(rows, Chain) and rows.count > 1 and rows.start > 0
-        return original(self, state, x, rows, ReadPolicy(self.depth, self.depth) if verifying else policy)
+        return original(self, state, x, rows, ReadPolicy(self.depth, self.depth) if verifying else policy, role)
     mp.setattr(Session, "recur", recur)
 
 
