@@ -117,6 +117,8 @@ class Tap:
 
     def _groups(self, rows: Rows, by_depth: bool) -> list[_Group]:
         """Rows by (depth, role), rows without a role that fires left out."""
+        if self.role == DRAFT and not self.hook_drafts:
+            return []
         count = rows.count
         roles = [self.role] * count if isinstance(self.role, str) else list(self.role)
         if len(roles) != count:

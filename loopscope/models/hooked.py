@@ -87,9 +87,11 @@ class HookTap(Tap):
             x = x.requires_grad_()
         return super().embed(x, rows)
 
-    def block(self, layer: int, rows: Rows):
-        self.model.grow(max(rows.depths))  # a carried draft may run deeper than the target
-        return super().block(layer, rows)
+    def _groups(self, rows: Rows, by_depth: bool):
+        groups = super()._groups(rows, by_depth)
+        if by_depth and groups:
+            self.model.grow(max(group.depth or 0 for group in groups))  # a carried draft may run deeper than the target
+        return groups
 
 
 class _Predicate(NamedTuple):

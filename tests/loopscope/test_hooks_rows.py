@@ -184,6 +184,13 @@ def test_a_draft_deeper_than_the_target_grows_the_tree(model):
     assert seen == [deep]
 
 
+def test_a_draft_that_fires_nothing_leaves_the_tree_as_it_is(model):
+    with model.tapped([("depth.1.hook_state", lambda tensor, hook: None)]) as tap:
+        state = torch.randn(1, 2, model.config.d_model, dtype=torch.float64)
+        model.core.recur(state, state, Chain(0, 2, 40), tap=tap.as_role(DRAFT))
+    assert list(model.hook_dict) == hook_names(model.config, model.config.depth)
+
+
 # ---- without TransformerLens --------------------------------------------------------------------------------
 
 
