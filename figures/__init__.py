@@ -63,7 +63,11 @@ def draw(kind: str, frame: pd.DataFrame | Mapping[str, pd.DataFrame] | None, **o
 
     module = import_module(f"figures.{_MODULES[kind]}")
     with style.context():
-        return module.draw(frame, **options)
+        figure = module.draw(frame, **options)
+        # Lay out once, here: every later save would solve the same layout again, the slowest part of drawing.
+        figure.draw_without_rendering()
+        figure.set_layout_engine(None)
+    return figure
 
 
 def save(figure: Figure, frame: pd.DataFrame | Mapping[str, pd.DataFrame] | None, folder: str | os.PathLike, name: str) -> list[Path]:

@@ -58,6 +58,7 @@ def dumbbells(ax, part):
     for y, r in enumerate(part.itertuples()):
         look = style.decoder_look(r.decoder)
         ax.plot([r.time_speedup_predicted, r.time_speedup_measured], [y, y], color=look.colour, linewidth=1, alpha=0.5)
+        ax.hlines(y, r.low_predicted, r.high_predicted, color=look.colour, linewidth=1.2, alpha=0.8)
         ax.hlines(y, r.low_measured, r.high_measured, color=look.colour, linewidth=3)
         ax.plot(r.time_speedup_predicted, y, marker=look.marker, color=look.colour, markerfacecolor="white", markersize=8, linestyle="none")
         ax.plot(r.time_speedup_measured, y, marker=look.marker, color=look.colour, markersize=8, linestyle="none")

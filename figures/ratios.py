@@ -8,6 +8,11 @@ from loopscope.errors import SettingError
 COLUMNS = ("model", "task", "prompt", "repeat", "decoder", "lossless", "tokens", "decode_seconds", "recur_calls", "token_mismatches")
 
 
+def has_pairs(bench) -> bool:
+    """Whether there is anything to divide: AR's rows, and another decoder's."""
+    return bool((bench["decoder"] == "AR").any()) if "decoder" in bench.columns else False
+
+
 def per_prompt(bench):
     """One row per model, task, prompt and decoder: seconds and calls per token (the median repeat) and their ratios to AR.
 

@@ -119,6 +119,8 @@ _RC = {
     "axes.facecolor": "white",
     "savefig.facecolor": "white",
     "savefig.bbox": None,
+    "figure.autolayout": False,
+    "figure.constrained_layout.use": False,
     "svg.hashsalt": "loopscope",
     "svg.fonttype": "path",
     "pdf.fonttype": 42,

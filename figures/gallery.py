@@ -1,0 +1,84 @@
+"""Which figures a run's tables make: one list, shared by the report and by redrawing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from figures import draw, ratios, style
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+# tables in the order a reader meets their figures
+TABLES = (
+    "convergence", "depth_lens", "settle", "prefix_channels", "prefix_effects", "depth_grid",
+    "plan", "bench", "acceptance", "trace", "timing",
+)  # fmt: skip
+_BY_START = ("convergence", "settle", "prefix_channels", "prefix_effects", "depth_grid")
+_SCHEDULES = 4  # one per decoder family is enough to see how they differ
+
+
+@dataclass(frozen=True, eq=False)
+class Plate:
+    """One figure of a run: its file name, what draws it, and the rows it is drawn from."""
+
+    name: str
+    kind: str
+    model: str
+    frame: pd.DataFrame | dict[str, pd.DataFrame]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    main: bool = True  # False: a second view, folded away in the report
+
+    def draw(self) -> Figure:
+        return draw(self.kind, self.frame, model=self.model, **self.options)
+
+
+def models(tables: Mapping[str, pd.DataFrame]) -> list[str]:
+    """Every model named in the tables, in the order of appearance."""
+    return list(dict.fromkeys(str(m) for t in tables.values() if "model" in t.columns for m in t["model"].unique()))
+
+
+def plates(tables: Mapping[str, pd.DataFrame]) -> Iterator[Plate]:
+    """The figures of every model, the dashboard first. Empty tables make none."""
+    for model in models(tables):
+        own = {k: t[t["model"].astype(str) == model] for k, t in tables.items() if "model" in t.columns}
+        own = {k: t for k, t in own.items() if len(t)}
+        yield Plate(f"{slug(model)}_dashboard", "dashboard", model, own)
+        for kind in TABLES:
+            if kind in own and not (kind == "bench" and not ratios.has_pairs(own[kind])):
+                yield from _of_table(kind, own[kind], model)
+
+
+def _of_table(kind: str, frame: pd.DataFrame, model: str) -> Iterator[Plate]:
+    stem = f"{slug(model)}_{'schedule' if kind == 'trace' else 'speedup' if kind == 'bench' else kind}"
+    if kind == "trace":
+        task = style.order(frame["task"], style.TASKS)[0]
+        here = frame[frame["task"].astype(str) == task]
+        by_family: dict[str, str] = {}
+        for decoder in style.decoders_in_order(here["decoder"]):
+            by_family.setdefault(style.family(decoder), decoder)
+        for i, decoder in enumerate(sorted(by_family.values(), key=_waves_first)[:_SCHEDULES]):
+            options = {"task": task, "decoder": decoder}
+            yield Plate(f"{stem}_{slug(decoder)}", kind, model, here[here["decoder"] == decoder], options, i == 0)
+    elif kind in _BY_START:
+        for i, start in enumerate(style.order(frame["start"], style.STARTS)):
+            part, end = frame[frame["start"].astype(str) == start], f"_{start}" if i else ""
+            yield Plate(f"{stem}{end}", kind, model, part, {"start": start}, i == 0)
+            if kind == "convergence" and (part["metric"] == "rel_l2").any():
+                yield Plate(f"{stem}_distance{end}", kind, model, part, {"start": start, "metric": "rel_l2"}, False)
+    else:
+        yield Plate(stem, kind, model, frame, {}, kind != "timing")
+
+
+def _waves_first(decoder: str) -> tuple[int, str]:
+    rank = ("WFD", "DAS-Wave", "DtV", "AR")
+    return (rank.index(style.family(decoder)) if style.family(decoder) in rank else len(rank), decoder)
+
+
+def slug(name: str) -> str:
+    """A file name from a model's or decoder's name: 'org/Model 1' -> 'org-model-1'."""
+    return re.sub(r"[^a-z0-9.]+", "-", str(name).lower()).strip("-.") or "model"

@@ -1,0 +1,180 @@
+"""The report: one self-contained page that a reader who has not read the papers can follow from top to bottom.
+
+Everything is inlined (style, figures as SVG with alternative text); links point into the run folder only. Text that came
+from a prompt or a file is escaped. The page says what the tables say: nothing in it is assumed about a model.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from figures import draw, save, style, summaries, words
+from figures.gallery import Plate, models, plates, slug
+from loopscope.records import write_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+_LARGE_SVG = 700_000  # bytes; beyond, a PNG reads the same and keeps the page light
+
+COMMANDS = {  # how to get a table again; {model} is filled in
+    "convergence": "loopscope probe {model}",
+    "depth_lens": "loopscope probe {model}",
+    "settle": "loopscope probe {model}",
+    "prefix_channels": "loopscope intervene {model}",
+    "prefix_effects": "loopscope intervene {model}",
+    "depth_grid": "loopscope intervene {model}",
+}
+GROUPS = (
+    ("What was seen inside", ("convergence", "depth_lens", "settle")),
+    ("Does Mature-V hold?", ("prefix_channels", "prefix_effects", "depth_grid")),
+    ("Which decoder follows, and how fast it was", ("plan", "bench", "acceptance", "trace", "timing")),
+)
+
+
+def write_report(
+    folder: str | os.PathLike, tables: Mapping[str, pd.DataFrame], manifest: Mapping[str, Any], findings: Sequence[Mapping[str, Any]] = ()
+) -> Path:
+    """Draw every figure into FOLDER/figures and write FOLDER/report.html; returns its path.
+
+    tables: name -> frame (docs/tables.md). manifest: what loopscope.records.manifest gives; `commands` (table -> command line)
+    and `approximate` (list of sentences) are used where present. findings: dicts with `model` and `sentence`, and optionally `topic`
+    ("mature_v", "decoder", "approximate" or any other; default "mature_v"), `task`, `start`, `verdict`.
+    Raises RunFolderError where something cannot be written, SettingError where a table cannot be drawn.
+    """
+    folder = Path(folder)
+    tables = {k: t for k, t in tables.items() if t is not None and len(t)}
+    shown = {model: {"dashboard": None, "kinds": {}} for model in models(tables)}
+    for plate in plates(tables):
+        figure = plate.draw()
+        entry = _entry(plate, figure, save(figure, plate.frame, folder / "figures", plate.name), manifest)
+        if plate.kind == "dashboard":
+            shown[plate.model]["dashboard"] = entry
+        else:
+            shown[plate.model]["kinds"].setdefault(plate.kind, []).append(entry)
+    sections = [_section(model, parts, tables, findings, manifest) for model, parts in shown.items()]
+    concept = draw("concept", None)
+    page = (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            title="Looped models: what settles, what can be read early, and how fast that decodes",
+            concept=_image(concept, save(concept, None, folder / "figures", "concept")),
+            sections=sections,
+            reading=words.READING,
+            manifest=_flat(manifest),
+            asked=_asked(tables, manifest),
+            files=[(k, len(t), list(map(str, t.columns))) for k, t in tables.items()],
+            decoders=summaries.families(tables),
+            command=manifest.get("command"),
+            git=manifest.get("git"),
+        )
+    )
+    return write_text(page, folder / "report.html")
+
+
+def _environment():
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("figures", "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+
+
+def _entry(plate: Plate, figure: Figure, files: Sequence[Path], manifest: Mapping[str, Any]) -> dict[str, Any]:
+    commands = manifest.get("commands") or {}
+    command = commands.get(plate.kind) or COMMANDS.get(plate.kind) or manifest.get("command")
+    return {
+        "name": plate.name,
+        "kind": plate.kind,
+        "main": plate.main,
+        "image": _image(figure, files),
+        "caption": figure.note.caption,
+        "title": figure.note.title,
+        "command": command.format(model=plate.model) if command and "{model}" in command else command,
+        "table": None if plate.kind == "dashboard" else f"tables/{plate.kind}.parquet",
+    }
+
+
+def _image(figure: Figure, files: Sequence[Path]) -> dict[str, str]:
+    """The saved SVG (or, if that is heavy, the PNG) as a data address, with its alternative text and size."""
+    kinds = {file.suffix: file for file in files}
+    kind, data = "svg+xml", kinds[".svg"].read_bytes()
+    if len(data) > _LARGE_SVG:
+        kind, data = "png", kinds[".png"].read_bytes()
+    width, height = (str(round(inches * 100)) for inches in figure.get_size_inches())
+    return {
+        "source": f"data:image/{kind};base64,{base64.b64encode(data).decode()}",
+        "alt": figure.note.alt,
+        "width": width,
+        "height": height,
+    }
+
+
+def _section(model: str, parts: dict[str, Any], tables, findings, manifest) -> dict[str, Any]:
+    own = {k: t[t["model"].astype(str) == model] for k, t in tables.items() if "model" in t.columns}
+    own = {k: t for k, t in own.items() if len(t)}
+    mine = [{"topic": "mature_v", "verdict": "", **f} for f in findings if str(f.get("model", "")) == model]
+    told = [f["sentence"] for f in mine if f["topic"] == "approximate"]
+    return {
+        "model": model,
+        "id": slug(model),
+        "dashboard": parts["dashboard"],
+        "groups": [(name, [(kind, parts["kinds"][kind]) for kind in kinds if kind in parts["kinds"]]) for name, kinds in GROUPS],
+        "mature_v": [f for f in mine if f["topic"] == "mature_v"],
+        "others": [f for f in mine if f["topic"] not in ("mature_v", "approximate")],
+        "speeds": summaries.speeds(own),
+        "equality": summaries.equality_sentences(own),
+        "plan": summaries.plan_rows(own),
+        "effects": summaries.effect_rows(own),
+        "definitions": summaries.definitions(own),
+        "approximate": [*told, *summaries.approximate(own), *(manifest.get("approximate") or ())],
+    }
+
+
+def _asked(tables, manifest) -> list[str]:
+    """What the run set out to measure, read off its tables."""
+    prompts: dict[str, int] = {}
+    for table in tables.values():
+        if {"task", "prompt"} <= set(table.columns):
+            for task, n in table.groupby("task", observed=True)["prompt"].nunique().items():
+                prompts[str(task)] = max(prompts.get(str(task), 0), int(n))
+    depths = {
+        m: int(t["depth"].max()) for k in ("depth_lens", "convergence") if k in tables for m, t in tables[k].groupby("model", observed=True)
+    }
+    lines = [f"Models: {', '.join(f'{m} ({depths[m]} recurrences per token)' if m in depths else m for m in models(tables))}."]
+    if prompts:
+        lines.append("Prompts: " + ", ".join(f"{n} of {task or 'no named task'}" for task, n in prompts.items()) + ".")
+    starts = sorted({str(s) for t in tables.values() if "start" in t.columns for s in t["start"].unique()})
+    if starts:
+        lines.append(f"Start states: {', '.join(style.look(style.STARTS, s).label for s in starts)}.")
+    if "bench" in tables:
+        lines.append(f"Decoders timed against each other: {', '.join(style.decoders_in_order(tables['bench']['decoder']))}.")
+    if manifest.get("seed") is not None:
+        lines.append(f"Seed: {manifest['seed']}.")
+    return lines
+
+
+def _flat(facts: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """The manifest as (name, value) lines, nested names joined by dots."""
+    out = []
+    for key, value in facts.items():
+        if isinstance(value, Mapping):
+            out += _flat(value, f"{prefix}{key}.")
+        else:
+            out.append(
+                (
+                    f"{prefix}{key}",
+                    ", ".join(map(str, value)) if isinstance(value, list | tuple) else "none" if value is None else str(value),
+                )
+            )
+    return out

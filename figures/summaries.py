@@ -1,0 +1,172 @@
+"""The report's small tables and sentences, computed from a run's tables (one model each)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from figures import intervals, predicted, ratios, style
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Tables = Mapping[str, "pd.DataFrame"]
+SPEEDUPS = {
+    "ratio_of_mean_throughputs": "ratio of mean throughputs",
+    "total_tokens_over_total_time": "total tokens over total time",
+    "mean_of_prompt_ratios": "mean of per-prompt ratios",
+    "decode_only": "decode only (no prefill)",
+}
+
+
+def speeds(tables: Tables) -> list[dict[str, Any]]:
+    """One row per task and decoder, fastest first: measured speed, calls, acceptance, equality."""
+    if "bench" not in tables or not ratios.has_pairs(tables["bench"]):
+        return []
+    bench = tables["bench"]
+    pairs = ratios.per_prompt(bench)
+    rows = []
+    for task in style.order(pairs["task"], style.TASKS):
+        part = pairs[pairs["task"] == task]
+        means = intervals.table(part, ["decoder"], "time_speedup").sort_values("mean", ascending=False)
+        for r in means.itertuples():
+            own, raw = part[part["decoder"] == r.decoder], bench[(bench["task"] == task) & (bench["decoder"] == r.decoder)]
+            proposed = raw["proposed"].sum() if "proposed" in raw else 0
+            rows.append(
+                {
+                    "task": task,
+                    "decoder": r.decoder,
+                    "time": f"{r.mean:.2f}x",
+                    "interval": f"[{r.low:.2f}, {r.high:.2f}]" if r.low == r.low and r.decoder != "AR" else "",
+                    "calls": f"{own['call_speedup'].mean():.2f}x",
+                    "calls_per_token": f"{own['calls_per_token'].mean():.2f}",
+                    "tokens_per_second": f"{(1 / own['seconds_per_token']).mean():.0f}",
+                    "accepted": f"{raw['accepted'].sum() / proposed:.1%}" if proposed else "",
+                    "repetition": f"{raw['repetition_rate'].mean():.0%}" if "repetition_rate" in raw else "",
+                    "equal": ""
+                    if r.decoder == "AR"
+                    else "yes"
+                    if not (wrong := int(raw["token_mismatches"].sum()))
+                    else f"no: {wrong} differ",
+                }
+            )
+    return rows
+
+
+def equality_sentences(tables: Tables) -> list[str]:
+    """'WFD d=1: token for token equal to AR: yes (48 generations, 3072 tokens).' for each decoder."""
+    if "bench" not in tables:
+        return []
+    out = []
+    for r in ratios.equality(tables["bench"]).itertuples():
+        answer = "yes" if r.mismatches == 0 else "no"
+        more = "" if r.mismatches == 0 else f", {int(r.mismatches)} tokens differ"
+        kind = "" if r.lossless else " This decoder is approximate: equality is not promised."
+        out.append(
+            f"{r.decoder}: token for token equal to AR: {answer} ({int(r.generations)} generations, {int(r.tokens)} tokens{more}).{kind}"
+        )
+    return out
+
+
+def plan_rows(tables: Tables) -> list[dict[str, str]]:
+    """Predicted beside measured, in the plan's order, with the miss."""
+    if "plan" not in tables:
+        return []
+    table, rows = predicted.both(tables["plan"]), []
+    for task in style.order(table["task"], style.TASKS):
+        for r in predicted.ranked(table[table["task"] == task]).itertuples():
+            measured, expected = r.time_speedup_measured, r.time_speedup_predicted
+            miss = f"{measured / expected - 1:+.0%}" if measured == measured and expected == expected and expected else ""
+            rows.append(
+                {
+                    "task": task,
+                    "decoder": r.decoder,
+                    "predicted": _times(expected),
+                    "measured": _times(measured),
+                    "interval": f"[{r.low_measured:.2f}, {r.high_measured:.2f}]" if r.low_measured == r.low_measured else "",
+                    "calls_predicted": _times(r.call_speedup_predicted),
+                    "calls_measured": _times(r.call_speedup_measured),
+                    "miss": miss,
+                }
+            )
+    return rows
+
+
+def effect_rows(tables: Tables) -> list[dict[str, str]]:
+    """The prefix effects at the shallowest draft right behind the prefix, in points of agreement."""
+    if "prefix_effects" not in tables:
+        return []
+    t = tables["prefix_effects"]
+    t = t[(t["metric"] == "agreement") & (t["depth"] == t["depth"].min()) & (t["lag"] == t["lag"].min())]
+    looks = {"task": style.TASKS, "policy": style.POLICIES, "control": style.CONTROLS}
+    t = t.assign(**{f"_{column}": t[column].map(_rank(style.order(t[column], known))) for column, known in looks.items()})
+    rows = []
+    for r in t.sort_values(["start", "_task", "_policy", "_control"]).itertuples():
+        interval = f"[{100 * r.low:+.1f}, {100 * r.high:+.1f}]" if r.low == r.low else "one prompt: none"
+        rows.append(
+            {
+                "task": r.task,
+                "start": style.look(style.STARTS, r.start).label,
+                "policy": style.look(style.POLICIES, r.policy).label.split(" (both")[0],
+                "control": "" if r.control == "none" else style.look(style.CONTROLS, r.control).label,
+                "effect": f"{100 * r.effect:+.1f}",
+                "interval": interval,
+                "n": str(int(r.n_prompts)),
+                "holds": "yes" if r.holds else "no",
+                "where": f"draft depth {r.depth}, lag {r.lag}",
+            }
+        )
+    return rows
+
+
+def definitions(tables: Tables) -> list[dict[str, str]]:
+    """The four definitions of speedup in use, side by side, from the same raw rows (decoders.bench computes them)."""
+    if "bench" not in tables or not ratios.has_pairs(tables["bench"]):
+        return []
+    from decoders.bench import BenchResult
+
+    rows = []
+    for task in style.order(tables["bench"]["task"], style.TASKS):
+        part = tables["bench"][tables["bench"]["task"] == task]
+        if not {"runs", *BenchResult.columns} <= set(part.columns):
+            return []
+        for r in BenchResult(part).summary().to_dict("records"):
+            if r["decoder"] != "AR":
+                rows.append({"task": task, "decoder": r["decoder"], **{words: f"{r[name]:.2f}x" for name, words in SPEEDUPS.items()}})
+    return rows
+
+
+def approximate(tables: Tables) -> list[str]:
+    """What in these tables is an estimate or not exact, in sentences."""
+    out = []
+    if "bench" in tables:
+        lossy = style.decoders_in_order(tables["bench"].loc[~tables["bench"]["lossless"].astype(bool), "decoder"])
+        out.append(
+            f"Approximate decoders: {', '.join(lossy)}."
+            if lossy
+            else "Every decoder timed here is lossless: it commits exactly AR's greedy tokens."
+        )
+    if "plan" in tables and (tables["plan"]["basis"] == "predicted").any():
+        out.append(
+            "Predicted speeds are estimates: acceptance is taken from the probes' agreement, call times from a short sweep on this machine."
+        )
+    if "convergence" in tables:
+        out.append(
+            "Cosines and distances are averaged over layers, heads and positions inside a prompt; "
+            "the interval over prompts is taken after that."
+        )
+    return out
+
+
+def families(tables: Tables) -> list[str]:
+    """Decoder families that the run timed or planned, in the order of the style page."""
+    labels = [d for k in ("bench", "plan") if k in tables for d in tables[k]["decoder"].unique()]
+    return list(dict.fromkeys(style.family(d) for d in style.decoders_in_order(labels)))
+
+
+def _rank(names: list[str]) -> dict[str, int]:
+    return {name: i for i, name in enumerate(names)}
+
+
+def _times(value: float) -> str:
+    return f"{value:.2f}x" if value == value else ""

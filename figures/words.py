@@ -1,0 +1,53 @@
+"""What a reader should look for in each figure of the report: (heading, one or two sentences)."""
+
+from __future__ import annotations
+
+READING = {
+    "convergence": (
+        "How channels settle",
+        "Each line compares a channel at depth r with itself at full depth; 1 means that it no longer changes. A channel counts as slow "
+        "or fast only where it leaves its nulls (grey): a map that merely contracts makes every line rise.",
+    ),
+    "depth_lens": (
+        "What each depth would already say",
+        "The model's own readout after every recurrence. The higher the agreement at small depths, the more often a cheap draft is right.",
+    ),
+    "settle": (
+        "When the answer stops changing",
+        "How many recurrences a position needs before its top token is final. The late ones are what full depth is for.",
+    ),
+    "prefix_channels": (
+        "Reading full-depth prefixes",
+        "Above zero, a draft that reads the prefix's full-depth values (deep V, which is Mature-V), keys (deep K) or both guesses better "
+        "than the aligned draft at the same positions. A gain counts only if the controls, which read wrong values, do not have it too.",
+    ),
+    "prefix_effects": (
+        "The effects that the verdict rests on",
+        "One line per way of reading. A filled mark: the interval excludes zero on the good side.",
+    ),
+    "depth_grid": (
+        "Any depth of keys with any depth of values",
+        "The framed cells are the named ways of reading; the others show whether the change between them is gradual.",
+    ),
+    "plan": (
+        "What the plan predicted, and what happened",
+        "Hollow marks were computed from the findings and a timing sweep, before the benchmark; filled marks are the benchmark.",
+    ),
+    "bench": (
+        "How fast it was",
+        "Each bar is AR's time over the decoder's on the same prompts. Calls tell what the algorithm saves, wall clock what this machine "
+        "made of it.",
+    ),
+    "acceptance": (
+        "How many drafts were right",
+        "A rate that stays flat along the run means that late drafts are as good as early ones.",
+    ),
+    "trace": (
+        "The schedule of a real decode",
+        "Read a column as one block call: every cell in it is a position that advanced by one recurrence.",
+    ),
+    "timing": (
+        "What one call costs",
+        "If more rows cost little more time, running many positions at once is nearly free.",
+    ),
+}
