@@ -70,7 +70,7 @@ class Calibration(Result):
 
 @torch.inference_mode()
 def calibrate(model, *, prefix_length: int = 128, rows: Sequence[int] = ROWS, repeats: int = 15, seconds: float = 20.0,
-              seed: int = 0, progress: Callable[[int, int], None] | None = None) -> Calibration:
+              seed: int = 0, model_name: str | None = None, progress: Callable[[int, int], None] | None = None) -> Calibration:
     """Time one recurrence, prelude and readout on `rows` rows behind a prefix of `prefix_length` positions.
 
     model: LoopedModel or LoopedCore. A wave has one lane per depth at most, so wider waves than T are not measured.
@@ -103,7 +103,7 @@ def calibrate(model, *, prefix_length: int = 128, rows: Sequence[int] = ROWS, re
         if collecting:
             gc.enable()
     frame = pd.DataFrame(observations, columns=list(Calibration.columns[1:]))
-    frame.insert(0, "model", core.source or core.family)
+    frame.insert(0, "model", model_name or core.source or core.family)
     return Calibration(frame, _facts(core, prefix_length))
 
 

@@ -116,6 +116,12 @@ class Plan(Result):
         """One sentence: why the winner wins."""
         return self.meta["evidence"]
 
+    def shortlist(self, per_kind: int = 3) -> Plan:
+        """This plan with the best few schedules of every kind of decoder only: what a figure can show."""
+        kinds = self.frame["decoder"].map(lambda label: type(by_label(label)).__name__)
+        rank_in_kind = self.frame.groupby([kinds, self.frame["basis"]]).cumcount()
+        return Plan(self.frame[(rank_in_kind < per_kind)].reset_index(drop=True), self.meta)
+
     def beside(self, bench: BenchResult) -> Plan:
         """This plan with the benchmark's measurements as rows of their own (basis "measured")."""
         import pandas as pd

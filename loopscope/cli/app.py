@@ -32,8 +32,8 @@ Depth = Annotated[int | None, typer.Option(help="Full depth T: recurrences per t
 Seed = Annotated[int, typer.Option(help="Keys the start state, the bootstrap and every other draw.")]
 Grid = Annotated[bool, typer.Option("--grid", help="Also read keys and values at every pair of depths.")]
 Decoder = Annotated[str, typer.Option(metavar="NAME", help="ar (plain, all T recurrences per token), dtv (draft a block, then verify it), "
-                                      "wfd (wavefront: tokens a few recurrences apart run together), das-wave (refine a block of guesses, then "
-                                      "verify), or a label from a table, such as 'DtV d=1 K=8 deep_kv'.")]
+                                      "wfd (wavefront: tokens a few recurrences apart run together), das-wave (refine a block of guesses, "
+                                      "then verify), or a label from a table, such as 'DtV d=1 K=8 deep_kv'.")]
 Decoders = Annotated[list[str] | None, typer.Option("--decoder", metavar="NAME", help="Decoders to compare with ar: names or labels; may "
                                                     "be repeated. Default: a common setting of each.")]
 Read = Annotated[str | None, typer.Option(help="dtv, das-wave: depth at which drafts read the prefix: aligned, deep_v, deep_k, deep_kv.")]

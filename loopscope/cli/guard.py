@@ -19,7 +19,7 @@ def guarded(command: Callable) -> Callable:
         from loopscope.errors import LoopscopeError
 
         # A polite kill must clean up like Ctrl-C does: half a run folder is removed on the way out.
-        signal.signal(signal.SIGTERM, _terminate)
+        before = signal.signal(signal.SIGTERM, _terminate)
         try:
             return command(*args, **kwargs)
         except KeyboardInterrupt:
@@ -34,11 +34,13 @@ def guarded(command: Callable) -> Callable:
             if not isinstance(error, MemoryError) and "memory" not in str(error).lower():
                 raise
             _end("error: not enough memory for this request; use a smaller depth, a shorter prompt or fewer prompts", REFUSED)
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
     return run
 
 
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
 def _terminate(signum, frame) -> None:

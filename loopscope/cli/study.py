@@ -41,18 +41,6 @@ def read_texts(core: LoopedCore, task: str, count: int, texts: Sequence[str] | N
     return task, prompts(task, count, seed)
 
 
-def continued(core: LoopedCore, prompts: Iterable, tokens: int, **options) -> list[list[int]]:
-    """Each prompt with its own greedy continuation: the target's trajectory, which is what drafts are judged on."""
-    from decoders import Autoregressive
-
-    out = []
-    for prompt in prompts:
-        ids = core.prompt_tokens(prompt).tolist()
-        room = core.config.context - len(ids)
-        out.append(ids + (Autoregressive().generate(core, ids, max_new_tokens=min(tokens, room), **options).tokens if room > 0 else []))
-    return out
-
-
 def run_probe(model: str, *, task, count, texts, out, start, depth, seed, threads) -> None:
     core, state = open_model(model, threads), start_state(start)
     label, prompts = read_texts(core, task, count, texts, seed)
@@ -75,8 +63,7 @@ def run_intervene(model: str, *, task, count, texts, out, start, depth, grid, dr
     from interventions import depth_grid, mature_v_verdict, prefix_channels
 
     options = {"depth": depth, "start_state": state, "seed": seed}
-    tokens = continued(core, prompts, 48, **options)
-    channels = prefix_channels(core, tokens, task=label, **options)
+    channels = prefix_channels(core, prompts, task=label, new_tokens=48, **options)
     effects = channels.effects()
     results: list[Result] = [channels, effects]
     shown = channels.frame[channels.frame.control == "none"]
@@ -85,7 +72,7 @@ def run_intervene(model: str, *, task, count, texts, out, start, depth, grid, dr
     for verdict in mature_v_verdict(effects):
         print(verdict.sentence)
     if grid:
-        results.append(depth_grid(core, tokens, draft_depth, task=label, **options))
+        results.append(depth_grid(core, prompts, draft_depth, task=label, new_tokens=48, **options))
         cells = results[-1].frame.pivot_table(index="k_depth", columns="v_depth", values="agreement")
         print(f"draft of depth {draft_depth}; rows: depth of the prefix's keys, columns: of its values")
         print(cells.round(3).to_string())

@@ -1,0 +1,215 @@
+"""`loopscope report`: probes, interventions, plan and benchmark of some models, as one run folder.
+
+The order is the argument of the page: what settles (convergence, depth lens), what can be read early (prefix channels),
+which decoder follows (plan, before anything is decoded), and what it then did (benchmark).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loopscope.cli.folder import run_folder
+from loopscope.cli.progress import Stages
+from loopscope.cli.study import open_model
+from loopscope.errors import RunFolderError, SettingError
+
+if TYPE_CHECKING:
+    from loopscope.models.looped import LoopedCore
+    from loopscope.records import Result
+
+TASKS = ("maths", "code")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of everything a report measures."""
+
+    probe_prompts: int = 16
+    grid_prompts: int = 8
+    new_tokens: int = 48  # of the continuation that drafts are judged on
+    max_positions: int = 48  # anchors per prompt
+    bench_prompts: int = 10
+    bench_tokens: int = 64
+    repeats: int = 2
+    trace_tokens: int = 32
+    calibrate_seconds: float = 12.0
+
+
+FULL = Size()
+QUICK = Size(probe_prompts=6, grid_prompts=3, new_tokens=32, max_positions=24, bench_prompts=4, bench_tokens=48, repeats=1, trace_tokens=24,
+             calibrate_seconds=4.0)
+# Rough seconds of each stage at full size on one core, for the time left.
+_WEIGHTS = {"calibrate": 6.0, "continue": 5.0, "convergence": 8.0, "depth lens": 3.0, "prefix channels": 20.0, "depth grid": 10.0,
+            "plan": 3.0, "benchmark": 30.0, "schedules": 3.0, "figures": 40.0}
+
+
+def write_run(names: Sequence[str], out: str | Path, *, quick: bool, seed: int, threads: int) -> str:
+    """Make the run folder; returns a line that says where the report is."""
+    from loopscope.models.loading import shipped_models
+
+    names = list(dict.fromkeys(names)) or shipped_models()
+    if not names:
+        raise SettingError("no model is shipped with this installation; name a checkpoint folder: loopscope report FOLDER --out DIR")
+    size, begin = QUICK if quick else FULL, time.monotonic()
+    with run_folder(out) as part:
+        cores = {_name(source): open_model(source, threads) for source in names}  # a wrong name is said before anything runs
+        stages = [stage for core in cores.values() for stage in _stages(core)] + ["figures"]
+        run = Run(size, seed)
+        with Stages([_WEIGHTS[stage] for stage in stages]) as progress:
+            for name, core in cores.items():
+                run.study(name, core, progress)
+            with progress.stage("figures and report"):
+                facts = _facts(names, size, seed, threads, quick, time.monotonic() - begin)
+                finish(part, run.tables(), facts, run.findings)
+    return f"report: {Path(out) / 'report.html'}  ({time.monotonic() - begin:.0f} s)"
+
+
+def _name(source: str) -> str:
+    return Path(source).name or str(source)
+
+
+def _starts(core: LoopedCore) -> tuple[str | None, ...]:
+    """Both start states where there is one to choose: a zero start may hide what mature values repair."""
+    return (None, "zero") if core.has_start_state and core.config.state_std else (None,)
+
+
+def _stages(core: LoopedCore) -> list[str]:
+    per_task = ["continue", *(["convergence", "depth lens", "prefix channels"] * len(_starts(core))), "depth grid", "plan", "benchmark",
+                "schedules"]
+    return ["calibrate", *per_task * len(TASKS)]
+
+
+class Run:
+    """Collects the results of all models and tasks, table by table."""
+
+    def __init__(self, size: Size, seed: int) -> None:
+        self.size, self.seed = size, seed
+        self.results: dict[str, list[Result]] = {}
+        self.findings: list[dict[str, Any]] = []
+
+    def add(self, *results: Result) -> None:
+        for result in results:
+            if len(result.frame):
+                self.results.setdefault(result.kind, []).append(result)
+
+    def tables(self) -> dict[str, Any]:
+        """kind -> one frame of all models and tasks."""
+        import pandas as pd
+
+        return {kind: pd.concat([r.frame for r in results], ignore_index=True) for kind, results in self.results.items()}
+
+    def study(self, name: str, core: LoopedCore, progress: Stages) -> None:
+        from decoders.calibrate import calibrate
+
+        with progress.stage(f"{name}: timing a block call") as stage:
+            calibration = calibrate(core, seconds=self.size.calibrate_seconds, seed=self.seed, model_name=name, progress=stage.advance)
+        self.add(calibration)
+        for task in TASKS:
+            self._task(name, core, task, calibration, progress)
+
+    def _task(self, name: str, core: LoopedCore, task: str, calibration, progress: Stages) -> None:
+        from decoders.bench import bench
+        from decoders.plan import rank
+        from decoders.trace import trace
+        from loopscope.tiny.prompts import prompts as built_in
+
+        size, seed = self.size, self.seed
+        prompts = built_in(task, max(size.probe_prompts, size.bench_prompts))
+        probed, timed = prompts[: size.probe_prompts], prompts[: size.bench_prompts]
+        own: dict[str, Result] = {}
+        with progress.stage(f"{name}, {task}: continuing the prompts") as stage:
+            tokens = _continued(core, probed, size.new_tokens, seed, stage)
+        for start in _starts(core):
+            found = self._probe(name, core, task, probed, tokens, start, progress)
+            own = own or found
+        with progress.stage(f"{name}, {task}: depth grid"):
+            self._grid(name, core, task, probed)
+        with progress.stage(f"{name}, {task}: plan"):
+            plan = rank(own, calibration, task=task)
+            self.findings.append({"model": name, "task": task, "topic": "decoder", "sentence": plan.evidence})
+        chosen = [plan.best, *plan.rivals]
+        with progress.stage(f"{name}, {task}: benchmark of {len(chosen)} decoders") as stage:
+            result = bench(core, timed, chosen, task, size.bench_tokens, size.repeats, seed, model_name=name, progress=stage.advance)
+        self.add(result, result.acceptance, plan.shortlist().beside(result))
+        with progress.stage(f"{name}, {task}: schedules"):
+            self.add(trace(core, timed[0], chosen, task, size.trace_tokens, seed, model_name=name))
+
+    def _probe(self, name: str, core: LoopedCore, task: str, prompts, tokens, start: str | None, progress: Stages) -> dict[str, Result]:
+        from interventions import mature_v_verdict, prefix_channels
+        from probes import convergence, depth_lens
+
+        options = {"task": task, "model_name": name, "start_state": start, "seed": self.seed, "progress": False}
+        label = f"{name}, {task}" + (", zero start" if start == "zero" else "")
+        with progress.stage(f"{label}: convergence"):
+            self.add(convergence(core, tokens, **options))
+        with progress.stage(f"{label}: depth lens"):
+            lens = depth_lens(core, tokens, **options)
+            self.add(lens, *([lens.settle] if lens.settle is not None else []))
+        with progress.stage(f"{label}: prefix channels"):
+            channels = prefix_channels(core, prompts, new_tokens=self.size.new_tokens, max_positions=self.size.max_positions, **options)
+            effects = channels.effects()
+            self.add(channels, effects)
+        for v in mature_v_verdict(effects):
+            self.findings.append({"model": v.model, "task": v.task, "start": v.start, "verdict": v.verdict, "topic": "mature_v",
+                                  "sentence": v.sentence})
+        return {"depth_lens": lens, "prefix_channels": channels}
+
+    def _grid(self, name: str, core: LoopedCore, task: str, prompts) -> None:
+        from interventions import depth_grid
+
+        self.add(depth_grid(core, prompts[: self.size.grid_prompts], 1, task=task, model_name=name, seed=self.seed,
+                            new_tokens=self.size.new_tokens, max_positions=self.size.max_positions, progress=False))
+
+
+def _continued(core: LoopedCore, prompts: Iterable[str], tokens: int, seed: int, stage: Stages) -> list[list[int]]:
+    """Each prompt with its own greedy continuation: the text a decoder works on."""
+    from decoders import Autoregressive
+
+    prompts, out = list(prompts), []
+    for i, prompt in enumerate(prompts):
+        out.append(core.prompt_tokens(prompt).tolist() + Autoregressive().generate(core, prompt, max_new_tokens=tokens, seed=seed).tokens)
+        stage.advance(i + 1, len(prompts))
+    return out
+
+
+def _facts(names, size: Size, seed: int, threads: int, quick: bool, seconds: float) -> dict[str, Any]:
+    from loopscope.records import manifest
+
+    return manifest(models=list(names), tasks=list(TASKS), seed=seed, threads=threads, quick=quick, size=vars(size),
+                    seconds=round(seconds, 1))
+
+
+def finish(folder: Path, tables: dict[str, Any], facts: dict[str, Any], findings: list[dict[str, Any]]) -> None:
+    """Tables, manifest, figures and report.html of a run."""
+    from figures.report import write_report
+    from loopscope.records import write_table, write_text
+
+    for kind, frame in tables.items():
+        write_table(frame, folder / "tables" / f"{kind}.parquet")
+    write_text(json.dumps(facts | {"findings": findings}, indent=1, default=str) + "\n", folder / "manifest.json")
+    write_report(folder, tables, facts, findings)
+
+
+def redraw(folder: str, out: str | None) -> str:
+    """Figures and report.html again, from a run's tables and manifest; returns a line that says where."""
+    from figures.redraw import read_tables
+    from figures.report import write_report
+
+    source = Path(folder)
+    tables = read_tables(source)
+    try:
+        facts = json.loads((source / "manifest.json").read_text(encoding="utf-8"))
+        findings = facts.pop("findings", [])
+    except (OSError, ValueError, AttributeError) as error:
+        raise RunFolderError(f"{source / 'manifest.json'} cannot be read: {error}; give a folder that `loopscope report` made") from error
+    if out is None:
+        write_report(source, tables, facts, findings)
+        return f"report: {source / 'report.html'}"
+    with run_folder(out) as part:
+        finish(part, tables, facts, findings)
+    return f"report: {Path(out) / 'report.html'}"

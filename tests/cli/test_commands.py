@@ -1,0 +1,112 @@
+import json
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+from loopscope.cli.report import Size
+
+
+@pytest.mark.parametrize("family", ["huginn", "ouro"])
+@pytest.mark.parametrize("name", ["ar", "dtv", "wfd", "das-wave", "DtV d=1 K=4 deep_kv"])
+def test_every_decoder_continues_with_the_same_text(loopscope, folder, family, name):
+    plain = loopscope("decode", folder(family), "def f(x):", "--decoder", "ar", "--max-new-tokens", 12)
+    other = loopscope("decode", folder(family), "def f(x):", "--decoder", name, "--max-new-tokens", 12)
+    assert plain.exit_code == other.exit_code == 0
+    assert plain.stdout == other.stdout and len(plain.stdout) > 1
+    assert "12 tokens" in other.stderr and "lossless" in other.stderr
+
+
+def test_decode_says_what_it_cost_and_compares(loopscope, folder):
+    result = loopscope("decode", folder(), "text", "--decoder", "wfd", "--draft-depth", 2, "--max-new-tokens", 10, "--compare")
+    assert "WFD d=2 (lossless): 10 tokens" in result.stderr and "block calls per token (AR: 4)" in result.stderr
+    assert "WFD d=2 gave the same tokens as AR" in result.stderr
+
+
+def test_probe_prints_and_saves(loopscope, folder, tmp_path):
+    result = loopscope("probe", folder(), "--prompts", 2, "--out", tmp_path / "run")
+    assert result.exit_code == 0, result.stderr
+    assert "agreement" in result.stdout and "attn_out" in result.stdout
+    assert {p.name for p in (tmp_path / "run" / "tables").iterdir()} == {"convergence.parquet", "depth_lens.parquet", "settle.parquet"}
+    assert (tmp_path / "run" / "figures" / "depth_lens.png").is_file()
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["seed"] == 0
+
+
+def test_intervene_prints_a_verdict(loopscope, folder):
+    result = loopscope("intervene", folder(), "--prompts", 2, "--grid")
+    assert result.exit_code == 0, result.stderr
+    assert "Mature-V" in result.stdout and "deep_kv" in result.stdout and "columns: of its values" in result.stdout
+
+
+def test_bench_prints_calls_and_speedups(loopscope, folder, tmp_path):
+    result = loopscope("bench", folder(), "--prompt", "one", "--prompt", "two", "--decoder", "wfd", "--max-new-tokens", 8,
+                       "--out", tmp_path / "b")
+    assert result.exit_code == 0, result.stderr
+    assert "WFD d=1" in result.stdout and "AR" in result.stdout
+    assert pd.read_parquet(tmp_path / "b" / "tables" / "bench.parquet").token_mismatches.sum() == 0
+
+
+def test_models_lists_what_is_shipped(loopscope):
+    from loopscope.models.loading import shipped_models
+
+    out = loopscope("models").stdout
+    assert all(name in out for name in shipped_models())
+
+
+@pytest.fixture(scope="module")
+def small_report(folder, tmp_path_factory):
+    """A report of a random model, as small as it gets."""
+    from loopscope.cli import report
+
+    before = report.QUICK
+    report.QUICK = Size(probe_prompts=2, grid_prompts=1, new_tokens=12, max_positions=6, bench_prompts=2, bench_tokens=10, repeats=1,
+                        trace_tokens=10, calibrate_seconds=0.1)
+    out = tmp_path_factory.mktemp("runs") / "small"
+    try:
+        report.write_run([str(folder())], out, quick=True, seed=0, threads=1)
+    finally:
+        report.QUICK = before
+    return out
+
+
+def test_a_report_folder_holds_page_manifest_tables_and_figures(small_report):
+    assert {p.name for p in small_report.iterdir()} == {"report.html", "manifest.json", "tables", "figures"}
+    tables = {p.stem: pd.read_parquet(p) for p in (small_report / "tables").iterdir()}
+    assert set(tables) == {"convergence", "depth_lens", "settle", "prefix_channels", "prefix_effects", "depth_grid", "plan", "bench",
+                           "acceptance", "trace", "timing"}
+    assert all(set(t["model"]) == {"random-huginn"} for t in tables.values())
+    assert all(set(t["task"]) == {"maths", "code"} for kind, t in tables.items() if "task" in t)
+    assert all(set(tables[kind]["start"]) == {"keyed", "zero"} for kind in ("convergence", "depth_lens", "prefix_channels"))
+    assert set(tables["plan"]["basis"]) == {"predicted", "measured"}
+    assert tables["bench"]["token_mismatches"].sum() == 0
+    facts = json.loads((small_report / "manifest.json").read_text())
+    assert facts["models"] and facts["versions"]["torch"] and {f["topic"] for f in facts["findings"]} == {"mature_v", "decoder"}
+    page = (small_report / "report.html").read_text()
+    assert "Mature-V" in page and "first plan" in page
+    assert len(list((small_report / "figures").glob("*.png"))) == len(list((small_report / "figures").glob("*.svg"))) > 8
+
+
+def test_figures_redraws_the_same_page_from_the_tables_alone(loopscope, small_report, tmp_path, monkeypatch):
+    monkeypatch.setattr("loopscope.models.loader.load_core", None)  # no model may be loaded
+    result = loopscope("figures", small_report, "--out", tmp_path / "again")
+    assert result.exit_code == 0, result.stderr
+    assert (tmp_path / "again" / "report.html").read_text() == (small_report / "report.html").read_text()
+
+
+def test_help_is_fast_and_teaches(folder):
+    code = ("import sys; sys.argv = ['loopscope', *{0!r}]\nfrom loopscope.cli import main\ntry: main()\nexcept SystemExit: pass\n"
+            "print([m for m in ('torch', 'pandas', 'matplotlib', 'transformer_lens', 'scipy', 'pyarrow') if m in sys.modules])")
+    for words, taught in (([], "recurrence depth"), (["decode"], "lossless"), (["intervene"], "Mature-V"), (["report"], "--quick"),
+                          (["probe"], "nulls"), (["bench"], "interval"), (["figures"], "DIR"), (["gpu-check"], "bfloat16")):
+        run = subprocess.run([sys.executable, "-c", code.format([*words, "--help"])], capture_output=True, text=True, check=True)
+        assert taught in run.stdout, run.stdout
+        assert run.stdout.strip().endswith("[]"), run.stdout[-300:]
+
+
+def test_decoding_needs_no_transformer_lens(folder):
+    code = ("import sys; sys.modules['transformer_lens'] = None\n"
+            "sys.argv = ['loopscope', 'decode', {0!r}, 'text', '--max-new-tokens', '5']\n"
+            "from loopscope.cli import main; main()")
+    run = subprocess.run([sys.executable, "-c", code.format(str(folder()))], capture_output=True, text=True)
+    assert run.returncode == 0 and "WFD d=1" in run.stderr, run.stderr
