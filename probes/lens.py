@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from loopscope.records import Result
+from loopscope.records import Result, read_table
 from loopscope.rows import Chain
 from probes.distance import entropy_nats, kl_nats, log_probabilities
 from probes.inputs import check_finite, core_of, name_of, read_prompts, start_label
@@ -45,9 +45,9 @@ class DepthLensResult(Result):
     @classmethod
     def load(cls, folder: str | os.PathLike) -> DepthLensResult:
         """Read what `save` wrote. Raises RunFolderError for a missing, broken or foreign table."""
-        lens = Result.load.__func__(cls, folder)
+        frame, meta = read_table(Path(folder) / f"{cls.kind}.parquet")
         has_settle = (Path(folder) / f"{SettleResult.kind}.parquet").exists()
-        return cls(lens.frame, lens.meta, SettleResult.load(folder) if has_settle else None)
+        return cls(frame, meta, SettleResult.load(folder) if has_settle else None)
 
 
 @torch.inference_mode()

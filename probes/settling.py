@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from probes.nulls import apply_channel, channel_weights, generator, random_map, 
 from probes.recording import Recording
 
 if TYPE_CHECKING:
+    from loopscope.models.layers import Block
     from loopscope.models.looped import LoopedCore
 
 NULLS = ("none", "token_mean_removed", "random_weights", "random_map")
@@ -115,13 +116,13 @@ def channels(core: LoopedCore, recorded: Recording, rotated: bool = False) -> It
 
 def normed_states(core: LoopedCore, recorded: Recording, layer: int) -> Tensor:
     """What a layer's Q, K and V are maps of: [depth, positions, d_model]."""
-    return core.blocks[layer].norm_1(recorded.stack("hook_resid_pre", layer))
+    return core.blocks[layer].get_submodule("norm_1")(recorded.stack("hook_resid_pre", layer))
 
 
 def _random_maps(core: LoopedCore, seed: int) -> dict[tuple[str, int], tuple[Tensor, Tensor]]:
     return {(channel, layer): (random_map(weight, generator(seed, "map", layer, channel)), bias)
             for layer, block in enumerate(core.blocks)
-            for channel, (weight, bias) in channel_weights(block.attn).items()}
+            for channel, (weight, bias) in channel_weights(cast("Block", block).attn).items()}
 
 
 def _mapped(core: LoopedCore, recorded: Recording, maps: dict) -> Iterator[tuple[str, int, Tensor]]:
