@@ -7,6 +7,7 @@ Forest (which probes use).
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Callable, Optional
 
 import torch
@@ -37,12 +38,23 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, caus
     if causal:
         mask = torch.full(scores.shape[-2:], float("-inf"), dtype=q.dtype, device=q.device).triu_(1)
     if mask is not None:
-        scores = scores + mask
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
     return pattern(scores.softmax(-1)) @ v
+
+
+def readable(queries: Tensor, keys: Tensor, prefix: int = 0) -> Tensor:
+    """Which key positions [L] the rows at `queries` [n] read, [n, L] (bool): all up to their own, and from within a
+    PrefixLM prefix the whole prefix."""
+    queries = queries[:, None]
+    return (keys <= queries) | ((queries < prefix) & (keys < prefix)) if prefix else keys <= queries
 
 
 class Plan:
     """How the rows of one call attend. `rotary(table)` picks their rows of a rotary table."""
+
+    mask: Tensor | None
+    causal: bool = False  # no mask, but the rows are the whole sequence
+    _windowed: tuple[int, Plan] | None = None
 
     def attend(self, cached: Pair | None, q: Tensor, k: Tensor, v: Tensor, pattern: PatternTap = None) -> Tensor:
         """q [batch, n, heads, d], k, v [batch, n, kv_heads, d] -> z [batch, n, heads, d]."""
@@ -51,18 +63,55 @@ class Plan:
     def rotary(self, table: Tensor) -> Tensor:
         raise NotImplementedError
 
+    def windowed(self, window: int | None) -> Plan:
+        """This plan where a row reads the last `window` positions only, its own included; None: this plan.
+
+        Made once per call, for all layers with that window. K/V are written as before, outside the window too.
+        """
+        if window is None:
+            return self
+        if self._windowed is None or self._windowed[0] != window:
+            self._windowed = window, self._narrowed(window)
+        return self._windowed[1]
+
+    def _narrowed(self, window: int) -> Plan:
+        queries, keys, cache = self._places()
+        mask = self.mask
+        if mask is None:
+            mask = cache.additive(readable(queries, keys))
+        other = copy(self)
+        other.causal = False
+        far = queries[:, None] - keys >= window
+        other.mask = mask.masked_fill(far.view(mask.shape), float("-inf"))
+        return other
+
+    def _places(self) -> tuple[Tensor, Tensor, DepthCache]:
+        """Positions of the rows [n] and of the keys they read [L], on the cache's device, and the cache."""
+        raise NotImplementedError
+
 
 class CausalPlan(Plan):
     """No cache: the rows are the whole sequence."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, prefix: int = 0) -> None:
+        self.count, self.prefix, self.window = count, prefix, None
+        self.mask, self.causal = None, not prefix
 
     def rotary(self, table: Tensor) -> Tensor:
         return table[: self.count]
 
+    def _narrowed(self, window):
+        other = CausalPlan(self.count, self.prefix)
+        other.window, other.causal = window, False
+        return other
+
     def attend(self, cached, q, k, v, pattern=None):
-        z = softmax_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, True, pattern)
+        if not self.causal and self.mask is None:
+            at = torch.arange(self.count, device=q.device)
+            self.mask = readable(at, at, self.prefix)
+            if self.window is not None:
+                self.mask &= at[:, None] - at < self.window
+        z = softmax_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), self.mask, self.causal, pattern)
         return z.transpose(1, 2)
 
 
@@ -73,12 +122,15 @@ class ChainPlan(Plan):
     same buffers just beyond the prefix, so that one view holds [C at the policy's depth ; U current].
     """
 
-    def __init__(self, cache: DepthCache, start: int, count: int, k_slot: int, v_slot: int) -> None:
-        cache.check_positions(start + count)
-        self.start, self.count, self.end = start, count, start + count
-        self.k_slot, self.v_slot = k_slot, v_slot
-        self.prefill = start == 0 and count > 1
-        self.mask = None if count == 1 or self.prefill else cache.causal(start, count)
+    def __init__(self, cache: DepthCache, rows: Chain, k_slot: int, v_slot: int) -> None:
+        self.start, self.count, self.end = rows.start, rows.count, rows.start + rows.count
+        cache.check_positions(self.end)
+        self.cache, self.k_slot, self.v_slot = cache, k_slot, v_slot
+        self.causal = self.start == 0 and self.count > 1
+        self.mask = None if self.count == 1 or self.causal else cache.causal(self.start, self.count)
+        if rows.prefix and self.start == 0:
+            at = torch.arange(self.end, device=cache.device)
+            self.causal, self.mask = False, cache.additive(readable(at, at, rows.prefix))
 
     def rotary(self, table):
         return table[self.start:self.end]
@@ -88,8 +140,12 @@ class ChainPlan(Plan):
         keys.narrow(2, self.start, self.count).copy_(k.transpose(1, 2))
         values.narrow(2, self.start, self.count).copy_(v.transpose(1, 2))
         z = softmax_attention(q.transpose(1, 2), keys.narrow(2, 0, self.end), values.narrow(2, 0, self.end),
-                              self.mask, self.prefill, pattern)
+                              self.mask, self.causal, pattern)
         return z.transpose(1, 2)
+
+    def _places(self):
+        at = torch.arange(self.end, device=self.cache.device)
+        return at[self.start :], at, self.cache
 
 
 class WavePlan(Plan):
@@ -101,7 +157,7 @@ class WavePlan(Plan):
 
     def __init__(self, cache: DepthCache, rows: Wave) -> None:
         cache.check_positions(rows.start + rows.count)
-        self.start, self.count, self.end = rows.start, rows.count, rows.start + rows.count
+        self.cache, self.start, self.count, self.end = cache, rows.start, rows.count, rows.start + rows.count
         slots = [cache.slot(r) for r in rows.depths]
         self.step = slots[1] - slots[0]
         self.first, self.last = slots[0], slots[-1]
@@ -133,6 +189,10 @@ class WavePlan(Plan):
         z = softmax_attention(q[0].unsqueeze(2), keys, values, self.mask, False, _across_rows(pattern))  # [n, heads, 1, d]
         return z.transpose(0, 2).transpose(1, 2)
 
+    def _places(self):
+        at = torch.arange(self.end, device=self.cache.device)
+        return at[self.start :], at, self.cache
+
 
 class AtPlan(Plan):
     """Rows at any increasing positions, keys in one slot, values in one slot."""
@@ -140,7 +200,7 @@ class AtPlan(Plan):
     def __init__(self, cache: DepthCache, rows: At, k_slot: int, v_slot: int) -> None:
         self.end = rows.at[-1] + 1
         cache.check_positions(self.end)
-        self.positions, self.k_slot, self.v_slot = rows.at, k_slot, v_slot
+        self.cache, self.positions, self.k_slot, self.v_slot = cache, rows.at, k_slot, v_slot
         self.index = torch.tensor(rows.at, device=cache.device)
         self.mask = cache.causal_at(rows.at)
 
@@ -155,13 +215,16 @@ class AtPlan(Plan):
                               self.mask, False, pattern)
         return z.transpose(1, 2)
 
+    def _places(self):
+        return self.index, torch.arange(self.end, device=self.cache.device), self.cache
+
 
 class DraftPlan(Plan):
     """A sequential draft on foreign reads: [prefix at (k_slot, v_slot) ; this block's drafts at their own slot]."""
 
     def __init__(self, cache: DepthCache, rows: Draft, k_slot: int, v_slot: int) -> None:
         cache.check_positions(rows.start + rows.count)
-        self.prefix, self.start, self.count = rows.prefix, rows.start, rows.count
+        self.cache, self.prefix, self.start, self.count = cache, rows.prefix, rows.start, rows.count
         self.slot, self.k_slot, self.v_slot = cache.slot(rows.depth), k_slot, v_slot
         self.mask = None if rows.count == 1 else cache.causal(rows.start, rows.count)
 
@@ -186,6 +249,10 @@ class DraftPlan(Plan):
         z = sum(w @ part.unsqueeze(2) for w, part in zip(split, values))
         return z.flatten(1, 2).transpose(1, 2)
 
+    def _places(self):
+        at = torch.arange(self.start + self.count, device=self.cache.device)
+        return at[self.start :], at, self.cache
+
     def _active(self, buffer: Tensor) -> Tensor:
         return buffer.narrow(2, self.prefix, self.start + self.count - self.prefix)
 
@@ -194,12 +261,12 @@ class ForestPlan(Plan):
     """Rows with their own prefix_end and ancestors; reads the cache, never writes it. Slots: one, or one per row."""
 
     def __init__(self, cache: DepthCache, rows: Forest, k_slots: list[int], v_slots: list[int]) -> None:
-        self.at = rows.at.to(cache.device)
+        self.cache, self.at = cache, rows.at.to(cache.device)
         self.end = int(rows.prefix_end.max())
         cache.check_positions(self.end)
         prefix = torch.arange(self.end, device=cache.device)[None, :] < rows.prefix_end.to(cache.device)[:, None]
         allowed = torch.cat((prefix, rows.ancestors.to(cache.device)), dim=1)
-        self.mask = torch.zeros(allowed.shape, dtype=cache.dtype, device=cache.device).masked_fill_(~allowed, float("-inf"))
+        self.mask = cache.additive(allowed)
         self.shared = len(set(k_slots)) == 1 and len(set(v_slots)) == 1
         self.slots = (k_slots[0], v_slots[0]) if self.shared else (k_slots, v_slots)
 
@@ -217,6 +284,9 @@ class ForestPlan(Plan):
         z = softmax_attention(q[0].unsqueeze(2), keys, values, self.mask[:, None, None], False, _across_rows(pattern))
         return z.transpose(0, 2).transpose(1, 2)
 
+    def _places(self):
+        return self.at, torch.cat((torch.arange(self.end, device=self.at.device), self.at)), self.cache
+
 
 def _across_rows(pattern: PatternTap) -> PatternTap:
     """A tap sees [1, heads, n, L]; plans that attend row by row hold [n, heads, 1, L]."""
@@ -226,7 +296,7 @@ def _across_rows(pattern: PatternTap) -> PatternTap:
 def core_plan(rows: Rows, cache: DepthCache | None, policy: ReadPolicy = ALIGNED) -> Plan:
     """The plan of one recurrence: each row on its own depth's K/V, or the prefix at the policy's depths."""
     if cache is None:
-        return CausalPlan(rows.count)
+        return _uncached(rows)
     if isinstance(rows, Wave):
         if not policy.aligned:
             raise SettingError("a wave reads each row at its own depth; a foreign read policy needs rows of another kind")
@@ -249,15 +319,19 @@ def _slotted(rows: Rows, cache: DepthCache, policy: ReadPolicy) -> Plan:
         return AtPlan(cache, rows, k_slot, v_slot)
     if isinstance(rows, Draft):
         return DraftPlan(cache, rows, k_slot, v_slot)
-    return ChainPlan(cache, rows.start, rows.count, k_slot, v_slot)
+    return ChainPlan(cache, rows, k_slot, v_slot)
 
 
 def outer_plan(rows: Rows, cache: DepthCache | None) -> Plan:
     """The plan of prelude and coda layers, which have one slot whatever the rows' depths."""
     if cache is None:
-        return CausalPlan(rows.count)
+        return _uncached(rows)
     if isinstance(rows, Forest):
         return ForestPlan(cache, rows, [0], [0])
     if isinstance(rows, At):
         return AtPlan(cache, rows, 0, 0)
-    return ChainPlan(cache, rows.start, rows.count, 0, 0)
+    return ChainPlan(cache, rows if isinstance(rows, Chain) else Chain(rows.start, rows.count), 0, 0)
+
+
+def _uncached(rows: Rows) -> Plan:
+    return CausalPlan(rows.count, rows.prefix if isinstance(rows, Chain) else 0)

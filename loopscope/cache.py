@@ -18,12 +18,17 @@ _SQUARE_MASK_LIMIT = 4096
 class DepthCache:
     """Preallocated K/V, one K and one V tensor per layer, shape [batch, slots, kv_heads, capacity, d_head].
 
-    Prelude and coda layers have one slot, core layers one per depth. `length` is the materialised prefix C: the
+    Prelude and coda layers have one slot, core layers one per depth (or `config.kv_slots`, which the depths then share:
+    depth r writes and reads slot (kv_slots - r) mod kv_slots, so an earlier recurrence reads the past as the last one that
+    wrote there left it). `length` is the materialised prefix C: the
     positions whose K/V exist at all depths and were written by verified rows only. Rows in flight use the same
     buffers just beyond it, so committing advances `length` and copies nothing, and rejecting is not advancing it.
 
-    Depth r lies in slot `depth - r`. Descending order makes a wave (deepest row first, positions ascending) a
+    With a slot per depth, depth r lies in slot `depth - r`. Descending order makes a wave (deepest row first, positions ascending) a
     regular stride through memory, which attention can read in place.
+
+    Where a recurrence has inner cycles, `core` holds the layers of the stack that closes it first, then those of cycle 1,
+    cycle 2, ...: layer l of cycle i is `core[i * n_core + l]`.
     """
 
     def __init__(self, config: LoopedConfig, capacity: int, depth: int, batch: int = 1,
@@ -35,6 +40,7 @@ class DepthCache:
                 f"{capacity} positions were asked for, but this model's context is {config.context}; "
                 "shorten the prompt or lower max_new_tokens")
         self.capacity, self.depth, self.batch = capacity, depth, batch
+        self.slots = config.kv_slots or depth
         self.dtype, self.device = dtype, torch.device(device)
         self.length = 0
 
@@ -43,7 +49,7 @@ class DepthCache:
             return (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
 
         self.prelude = [pair(1) for _ in range(config.n_prelude)]
-        self.core = [pair(depth) for _ in range(config.n_core)]
+        self.core = [pair(self.slots) for _ in range(config.n_core * (1 + config.inner_cycles))]
         self.coda = [pair(1) for _ in range(config.n_coda)]
         self._square: torch.Tensor | None = None
 
@@ -52,7 +58,7 @@ class DepthCache:
         if not 1 <= depth <= self.depth:
             raise DepthError(f"depth {depth} is outside the cache, which holds depths 1 to {self.depth}; "
                              "make the cache deeper or run fewer recurrences")
-        return self.depth - depth
+        return (self.slots - depth) % self.slots
 
     def check_positions(self, end: int) -> None:
         if end > self.capacity:
@@ -88,6 +94,10 @@ class DepthCache:
         for part in ("prelude", "core", "coda"):
             setattr(other, part, [(k.clone(), v.clone()) for k, v in getattr(self, part)])
         return other
+
+    def additive(self, allowed: torch.Tensor) -> torch.Tensor:
+        """The additive mask of a boolean one: 0 where True, -inf where False."""
+        return torch.zeros(allowed.shape, dtype=self.dtype, device=self.device).masked_fill_(~allowed, float("-inf"))
 
     def causal(self, start: int, count: int) -> torch.Tensor:
         """Additive mask [count, start + count]: row i reads positions 0..start+i."""

@@ -49,11 +49,19 @@ class Chain:
 
     Prefill, autoregressive decoding, drafting, verification and DAS-Wave rounds are chains. Rows at and after
     `start` are the active region: their K/V lie in the cache's buffers just beyond the materialised prefix.
+    prefix: the first `prefix` positions of the sequence read each other in both directions (PrefixLM). They are one
+    chunk: SettingError if the rows hold some of them and not all.
     """
 
     start: int
     count: int
     depth: int = 1
+    prefix: int = 0
+
+    def __post_init__(self) -> None:
+        if self.prefix and (self.start + self.count < self.prefix or 0 < self.start < self.prefix):
+            raise SettingError(f"a prefix of {self.prefix} positions read in both directions is one chunk, but this call holds "
+                               f"positions {self.start} to {self.start + self.count - 1}; run the whole prefix in one call")
 
     @property
     def positions(self) -> list[int]:
