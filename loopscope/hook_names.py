@@ -3,6 +3,8 @@
     hook_embed                                   the embedding, scaled, before the prelude
     prelude.{l}.NAME                             prelude block l
     depth.{r}.blocks.{l}.NAME                    core block l in the r-th recurrence, r = 1..T
+    depth.{r}.l_cycle.{i}.blocks.{l}.NAME        block l of the inner stack in inner cycle i = 1.. of the r-th recurrence, before
+                                                 the core blocks (HRM-Text)
     depth.{r}.hook_state                         the state after r recurrences (Ouro: after the norm that closes a loop)
     coda.{l}.NAME                                coda block l
     hook_final                                   what the head reads, after the last norm
@@ -34,14 +36,18 @@ SHORT_NAMES = {name.split("hook_")[1]: name for name in BLOCK_NAMES}  # "q" -> "
 _BY_HEAD = ("hook_q", "hook_k", "hook_v", "hook_z", "hook_rot_q", "hook_rot_k")
 
 
-def block_prefix(part: str, layer: int, depth: int | None = None) -> str:
-    """`prelude.0.`, `depth.3.blocks.0.` (part "blocks") or `coda.0.`."""
-    return f"depth.{depth}.blocks.{layer}." if part == "blocks" else f"{part}.{layer}."
+def block_prefix(part: str, layer: int, depth: int | None = None, cycle: int = 0) -> str:
+    """`prelude.0.`, `depth.3.blocks.0.` (part "blocks"), `depth.3.l_cycle.1.blocks.0.` (in an inner cycle) or `coda.0.`."""
+    if part != "blocks":
+        return f"{part}.{layer}."
+    return f"depth.{depth}.l_cycle.{cycle}.blocks.{layer}." if cycle else f"depth.{depth}.blocks.{layer}."
 
 
 def depth_names(config: LoopedConfig, depth: int) -> list[str]:
     """The names of one recurrence, in firing order."""
-    blocks = [block_prefix("blocks", layer, depth) + name for layer in range(config.n_core) for name in BLOCK_NAMES]
+    cycles = (*range(1, config.inner_cycles + 1), 0)
+    blocks = [block_prefix("blocks", layer, depth, cycle) + name
+              for cycle in cycles for layer in range(config.n_core) for name in BLOCK_NAMES]
     return [*blocks, f"depth.{depth}.{STATE}"]
 
 
@@ -64,7 +70,7 @@ def depth_of(name: str) -> int | None:
 def layer_of(name: str) -> int | None:
     """The block index within its part (prelude, core or coda); None where a name has no layer."""
     parts = name.split(".")
-    at = 3 if parts[0] == "depth" and len(parts) > 3 else 1 if parts[0] in ("prelude", "coda") else None
+    at = parts.index("blocks") + 1 if parts[0] == "depth" and "blocks" in parts else 1 if parts[0] in ("prelude", "coda") else None
     return int(parts[at]) if at is not None and len(parts) > at and parts[at].isdigit() else None
 
 

@@ -99,8 +99,9 @@ class Tap:
     def prelude(self, layer: int, rows: Rows) -> BlockTap | None:
         return self._block("prelude", layer, rows)
 
-    def block(self, layer: int, rows: Rows) -> BlockTap | None:
-        return self._block("blocks", layer, rows)
+    def block(self, layer: int, rows: Rows, cycle: int = 0) -> BlockTap | None:
+        """cycle: which run of an inner stack, from 1; 0 for the core itself."""
+        return self._block("blocks", layer, rows, cycle)
 
     def coda(self, layer: int, rows: Rows) -> BlockTap | None:
         return self._block("coda", layer, rows)
@@ -135,9 +136,9 @@ class Tap:
             groups.append(_Group(depth, places, {"positions": positions if places is None else positions[places], "role": role}))
         return groups
 
-    def _block(self, part: str, layer: int, rows: Rows) -> BlockTap | None:
+    def _block(self, part: str, layer: int, rows: Rows, cycle: int = 0) -> BlockTap | None:
         """None where no hook of this block is wanted: it then runs as if there were no tap at all."""
-        groups = [(block_prefix(part, layer, g.depth), g) for g in self._groups(rows, by_depth=part == "blocks")]
+        groups = [(block_prefix(part, layer, g.depth, cycle), g) for g in self._groups(rows, by_depth=part == "blocks")]
         groups = [(prefix, g) for prefix, g in groups if any(self.wants(prefix + name) for name in BLOCK_NAMES)]
         return BlockTap(self, groups) if groups else None
 

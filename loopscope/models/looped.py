@@ -88,6 +88,15 @@ class LoopedCore(TextMixin, nn.Module):
     def before_head(self, h: Tensor) -> Tensor:
         return h
 
+    def unembed(self, h: Tensor) -> Tensor:
+        """The head: [batch, n, d_model] -> logits."""
+        return nn.functional.linear(h, self.wte.weight if self.head is None else self.head.weight)
+
+    def make_rotary_table(self) -> Tensor:
+        """The rotary table [context, ...] of `rotary`, in its precision."""
+        config = self.config
+        return self.rotary.table(rotary_angles(config.d_head, config.rope_theta, config.context), self.dtype)
+
     # ---- the five calls -------------------------------------------------------------------------------------
 
     @classmethod
@@ -109,6 +118,14 @@ class LoopedCore(TextMixin, nn.Module):
     @property
     def device(self) -> torch.device:
         return self.wte.weight.device
+
+    @property
+    def why_not_lossless(self) -> str:
+        """Why no decoder that runs positions in parallel can equal autoregressive decoding here; "" if nothing is in the way."""
+        if self.config.kv_slots is None:
+            return ""
+        return ("earlier recurrences read what the last one left in a shared K/V slot, so a position's own verification changes "
+                "what later positions read")
 
     @property
     def has_start_state(self) -> bool:
@@ -188,23 +205,26 @@ class LoopedCore(TextMixin, nn.Module):
         h = self.before_head(h)
         if tap is not None:
             h = tap.final(h, rows)
-        return nn.functional.linear(h, self.wte.weight if self.head is None else self.head.weight)
+        return self.unembed(h)
 
     def forward(self, tokens: Tensor, depth: int | None = None, *, start_state: str | Tensor | None = None,
-                seed: int = 0, cache: DepthCache | None = None, tap=None) -> Tensor:
+                seed: int = 0, cache: DepthCache | None = None, tap=None, prefix: int = 0) -> Tensor:
         """tokens [batch, n] or [n] -> logits [batch, n, vocab] after `depth` recurrences (default: T).
 
         With a cache the pass continues from `cache.length`, writes K/V at every depth and commits them.
+        prefix: how many first positions of the sequence read each other in both directions (PrefixLM models only); all
+        of them must be in one call.
         """
-        depth = self.check_depth(depth)
+        depth, prefix = self.check_depth(depth), self.check_prefix(prefix)
         tokens = self.as_tokens(tokens)
         begin = 0 if cache is None else cache.length
         count = tokens.shape[1]
-        x = self.embed(tokens, Chain(begin, count), cache, tap)
-        state = self.start(x, Chain(begin, count), seed=seed, start_state=start_state)
+        rows = Chain(begin, count, prefix=prefix)
+        x = self.embed(tokens, rows, cache, tap)
+        state = self.start(x, rows, seed=seed, start_state=start_state)
         for r in range(1, depth + 1):
-            state = self.recur(state, x, Chain(begin, count, r), cache, tap=tap)
-        logits = self.read(state, Chain(begin, count, depth), cache, tap)
+            state = self.recur(state, x, Chain(begin, count, r, prefix), cache, tap=tap)
+        logits = self.read(state, Chain(begin, count, depth, prefix), cache, tap)
         if cache is not None:
             cache.commit(begin + count)
         return logits
@@ -225,6 +245,14 @@ class LoopedCore(TextMixin, nn.Module):
             raise DepthError(f"depth must be at least 1 recurrence, got {depth}")
         return depth
 
+    def check_prefix(self, prefix: int) -> int:
+        """`prefix`. Raises SettingError below 0, or above 0 where the model reads prompts causally."""
+        if isinstance(prefix, bool) or not isinstance(prefix, int) or prefix < 0:
+            raise SettingError(f"prefix must be a whole number of positions of at least 0, got {prefix!r}")
+        if prefix and not self.config.prefix_lm:
+            raise SettingError(f"{self.family} reads its whole prompt causally; prefix={prefix} is for PrefixLM models")
+        return prefix
+
     def as_tokens(self, tokens: Tensor) -> Tensor:
         """[n] or [batch, n] -> [batch, n] on this device; PromptError for empty input or ids beyond the vocabulary."""
         if tokens.ndim == 1:
@@ -242,8 +270,7 @@ class LoopedCore(TextMixin, nn.Module):
         if self._table is None or self._table.device != self.device \
                 or (self._table_dtype != self.dtype):
             with torch.inference_mode(False):
-                angles = rotary_angles(self.config.d_head, self.config.rope_theta, self.config.context)
-                self._table = self.rotary.table(angles, self.dtype).to(self.device)
+                self._table = self.make_rotary_table().to(self.device)
             self._table_dtype = self.dtype
         return self._table
 
