@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from figures import intervals, style
 
+ENOUGH = 5  # runs: a rate of fewer is noise
+COLUMNS = ("model", "task", "prompt", "decoder", "position", "reached", "accepted")
+
 
 def draw(frame, *, model=None):
     """A column per task: acceptance rate by place in the run above, runs that reached the place below."""
-    style.check(frame, ("model", "task", "prompt", "decoder", "position", "reached", "accepted"), "acceptance")
+    style.check(frame, COLUMNS, "acceptance")
     frame, model = style.choose(frame, "model", model, "acceptance")
     tasks, decoders = style.order(frame["task"], style.TASKS), style.decoders_in_order(frame["decoder"])
     fig = style.figure(max(6.5, 4.6 * len(tasks)), 5.6)
@@ -22,7 +25,8 @@ def draw(frame, *, model=None):
         for decoder, look in looks(decoders).items():
             reached = part[part["decoder"] == decoder].groupby("position")["reached"].sum()
             reached = reached[reached > 0]
-            lower.plot(reached.index, reached, color=look.colour, marker=look.marker, linestyle=look.line, linewidth=1.3)
+            table = reached.rename("mean").reset_index()
+            style.line(lower, table, "position", look, band=False, linewidth=1.3)
         style.log_axis(lower)
         lower.set_xlabel("place of the draft in its run (1 = first)")
         said += [f"{task} {r.decoder} {r.mean:.2f}" for r in rates[rates["position"] == 1].itertuples()]
@@ -32,7 +36,10 @@ def draw(frame, *, model=None):
     return style.finish(
         fig,
         f"{model}: acceptance by position",
-        style.caption(frame, extra="A run ends at the first rejected draft; rates pooled over prompts"),
+        style.caption(
+            frame,
+            extra=f"A run ends at the first rejected draft; rates are pooled over prompts and drawn where {ENOUGH} runs or more got",
+        ),
         f"Lines of acceptance rate by place in the run on {model}. At the first place: {'; '.join(said)}.",
         style.handles_of(axes[0, 0]),
         3,
@@ -42,6 +49,9 @@ def draw(frame, *, model=None):
 def panel(ax, part, decoders, band=True):
     """Rate lines of one task; returns the rates with intervals."""
     rates = intervals.ratio_table(part[part["reached"] > 0], ("decoder", "position"), "accepted", "reached")
+    enough = rates["total"] >= ENOUGH
+    alone = ~rates["decoder"].isin(rates.loc[enough, "decoder"])  # a decoder with few runs everywhere is still drawn
+    rates = rates[enough | alone]
     for decoder, look in looks(decoders).items():
         style.line(ax, rates[rates["decoder"] == decoder], "position", look, decoder, band=band)
     positions = sorted(part["position"].unique())

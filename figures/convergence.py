@@ -6,7 +6,7 @@ import pandas as pd
 
 from figures import intervals, style
 
-COLUMNS = ("task", "prompt", "start", "null", "channel", "depth", "metric", "value")
+COLUMNS = ("model", "task", "prompt", "start", "null", "channel", "depth", "metric", "value")
 METRICS = {"cosine": "cosine similarity to depth T", "rel_l2": "relative L2 distance to depth T"}
 
 
@@ -15,7 +15,7 @@ def draw(frame, *, model=None, start=None, metric="cosine"):
 
     metric: "cosine" (linear) or "rel_l2" (logarithmic). Layers are averaged inside a prompt.
     """
-    style.check(frame, ("model", *COLUMNS), "convergence")
+    style.check(frame, COLUMNS, "convergence")
     frame, model = style.choose(frame, "model", model, "convergence")
     frame, start = style.choose(frame, "start", start, "convergence", ("keyed", "embedding", "zero"))
     frame, _ = style.choose(frame, "metric", metric, "convergence")
@@ -32,9 +32,9 @@ def draw(frame, *, model=None, start=None, metric="cosine"):
     for row, task in enumerate(tasks):
         part = means[means["task"] == task]
         panel(axes[row, 0], part[part["null"] == "none"], channels, metric)
-        axes[row, 0].set_title(f"{task or 'prompts'}: all channels, trained model")
+        axes[row, 0].set_title(f"{task or 'prompts'}: all channels")
         for ax, channel in zip(axes[row, 1:], beside):
-            _against_nulls(ax, part[part["channel"] == channel], channel)
+            _against_nulls(ax, part[part["channel"] == channel], channel, metric)
             style.depth_axis(ax, frame["depth"].unique(), "depth r")
             ax.set_title(style.look(style.CHANNELS, channel).label, fontsize=style.LABEL, color=style.look(style.CHANNELS, channel).colour)
     return style.finish(
@@ -59,13 +59,13 @@ def panel(ax, means, channels, metric="cosine"):
     _value_axis(ax, means, metric)
 
 
-def _against_nulls(ax, part, channel):
+def _against_nulls(ax, part, channel, metric):
     for null in style.order(part["null"], style.NULLS)[::-1]:
         look, own = style.look(style.NULLS, null), style.look(style.CHANNELS, channel)
         if null == "none":
-            style.line(ax, part[part["null"] == null], "depth", style.Look("", own.colour, "", "-"))
+            style.line(ax, _positive(part[part["null"] == null], metric), "depth", style.Look("", own.colour, "", "-"))
         else:
-            style.line(ax, part[part["null"] == null], "depth", look, band=False, linewidth=1.3)
+            style.line(ax, _positive(part[part["null"] == null], metric), "depth", look, band=False, linewidth=1.3)
 
 
 def _null_handles(nulls):

@@ -8,6 +8,16 @@ from figures import acceptance, convergence, depth_lens, intervals, predicted, p
 from loopscope.errors import SettingError
 
 
+TABLES = {  # what the page is made of, and the columns it needs
+    "convergence": convergence.COLUMNS,
+    "depth_lens": depth_lens.COLUMNS,
+    "prefix_channels": prefix_channels.COLUMNS,
+    "acceptance": acceptance.COLUMNS,
+    "bench": ratios.COLUMNS,
+    "plan": predicted.COLUMNS,
+}
+
+
 def draw(frame: Mapping, *, model=None, task=None, start=None):
     """frame: {table name: table}. Six panels for one model and one task (default: the task with the largest measured speedup).
 
@@ -24,6 +34,9 @@ def draw(frame: Mapping, *, model=None, task=None, start=None):
         raise SettingError(f"model={model!r} is not in the tables; they hold {', '.join(models)}")
     tables = {k: t[t["model"].astype(str) == model] for k, t in tables.items()}
     tables = {k: t for k, t in tables.items() if len(t)}
+    for kind, needed in TABLES.items():
+        if kind in tables:
+            style.check(tables[kind], needed, kind)
     pairs = ratios.per_prompt(tables["bench"]) if "bench" in tables else None
     tasks = style.order([x for t in tables.values() if "task" in t for x in t["task"].unique()], style.TASKS)
     task = task or (pairs.groupby("task")["time_speedup"].max().idxmax() if pairs is not None and len(pairs) else tasks[0] if tasks else "")
@@ -61,13 +74,14 @@ def draw(frame: Mapping, *, model=None, task=None, start=None):
         " ".join(lines),
     )
     fig.texts[-1].set_fontsize(style.NOTE)
+    top = [f"{model}: {lines[0]}", lines[1]]
     fig.suptitle(
-        f"{model}: {lines[0]}\n{lines[1]}",
+        "\n".join(top),
         x=0.01,
         y=1 - 0.12 / fig.get_figheight(),
         ha="left",
         va="top",
-        fontsize=17,
+        fontsize=min(17, 17 * 98 / max(map(len, top))),  # about 98 characters of this size fit across
         fontweight="bold",
         color=style.INK,
         linespacing=1.35,
@@ -89,9 +103,9 @@ def headline(tables, task=None):
         rank = style.order(cell["task"], style.TASKS)
         for r in sorted(cell.itertuples(), key=lambda r: rank.index(r.task)):
             kind = "no interval" if r.low != r.low else "helps" if r.low > 0 else "hurts" if r.high < 0 else "no clear effect"
-            said.append(f"{kind} on {r.task} ({100 * r.mean:+.1f} points)" if r.task else f"{kind} ({100 * r.mean:+.1f} points)")
+            said.append(f"{kind}{f' on {r.task}' if r.task else ''} ({100 * r.mean:+.1f} points)")
         if said:
-            first = "Mature-V " + ", ".join(said) + f" at draft depth {int(cell['depth'].min())}"
+            first = "Mature-V: " + ", ".join(said)
     second, third = "No decoder was timed.", ""
     if "bench" in tables:
         pairs = ratios.per_prompt(tables["bench"])
@@ -152,20 +166,11 @@ def _channels(ax, part):
 def _acceptance(ax, part):
     decoders = style.decoders_in_order(part["decoder"])
     rates = acceptance.panel(ax, part, decoders, band=len(decoders) <= 4)
-    low = rates["mean"].min()
-    ax.set_ylim(max(0.0, low - (1.02 - low) * (0.25 + 0.2 * -(-len(decoders) // 2))), 1.02)
+    low = min(rates["mean"].min(), rates["low"].min() if len(decoders) <= 4 else 1.0)
+    ax.set_ylim(max(0.0, low - 0.05), 1.02)
     ax.set_ylabel("accepted / reached")
     ax.set_xlabel("place of the draft in its run")
-    ax.legend(
-        loc="lower left",
-        frameon=True,
-        framealpha=0.9,
-        edgecolor="none",
-        ncols=2,
-        columnspacing=0.8,
-        handlelength=2.2,
-        fontsize=style.TICK - 1,
-    )
+    ax.legend(loc="upper center", bbox_to_anchor=(0.45, -0.15), ncols=2, columnspacing=0.8, handlelength=2.2, fontsize=style.TICK - 1)
 
 
 def _speed(ax, part):

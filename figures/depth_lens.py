@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from figures import intervals, style
 
+COLUMNS = ("model", "task", "prompt", "start", "depth", "agreement", "kl_nats")
 # column -> (title, y label)
 MEASURES = {
     "agreement": ("Same top token as full depth", "top-1 agreement with depth T"),
@@ -16,7 +17,7 @@ MEASURES = {
 
 def draw(frame, *, model=None):
     """Agreement, KL, loss, entropy and margin against depth; tasks by colour and marker, a second start state thinner."""
-    style.check(frame, ("model", "task", "prompt", "start", "depth", "agreement", "kl_nats"), "depth_lens")
+    style.check(frame, COLUMNS, "depth_lens")
     frame, model = style.choose(frame, "model", model, "depth_lens")
     measures = [m for m in MEASURES if m in frame.columns]
     columns = min(3, len(measures))

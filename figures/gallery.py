@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from figures import draw, ratios, style
+from figures import dashboard, draw, ratios, style
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,7 +47,9 @@ def plates(tables: Mapping[str, pd.DataFrame]) -> Iterator[Plate]:
     for model in models(tables):
         own = {k: t[t["model"].astype(str) == model] for k, t in tables.items() if "model" in t.columns}
         own = {k: t for k, t in own.items() if len(t)}
-        yield Plate(f"{slug(model)}_dashboard", "dashboard", model, own)
+        shown = {k: own[k] for k in dashboard.TABLES if k in own}
+        if shown:
+            yield Plate(f"{slug(model)}_dashboard", "dashboard", model, shown)
         for kind in TABLES:
             if kind in own and not (kind == "bench" and not ratios.has_pairs(own[kind])):
                 yield from _of_table(kind, own[kind], model)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from figures import intervals, style
 
 KEYS = ["task", "prompt", "start", "depth", "lag"]
+COLUMNS = ("model", *KEYS, "policy", "control", "agreement", "kl_nats")
 
 
 def effects(frame, value="agreement"):
@@ -20,7 +21,7 @@ def effects(frame, value="agreement"):
 
 def draw(frame, *, model=None, start=None):
     """A row per task: effect on agreement by depth, the same with controls, effect on KL, effect by lag."""
-    style.check(frame, ("model", *KEYS, "policy", "control", "agreement", "kl_nats"), "prefix_channels")
+    style.check(frame, COLUMNS, "prefix_channels")
     frame, model = style.choose(frame, "model", model, "prefix_channels")
     frame, start = style.choose(frame, "start", start, "prefix_channels", ("keyed", "embedding", "zero"))
     tasks = style.order(frame["task"], style.TASKS)

@@ -55,6 +55,8 @@ def forest(ax, part, rows):
     ax.axvline(0, color=style.INK, linewidth=0.9, zorder=1)
     ax.set_yticks(range(len(rows)), [name(p, c) for p, c in rows])
     ax.set_ylim(len(rows) - 0.5, -0.5)
+    if not part.empty and part[["effect", "low", "high"]].abs().max().max() < 1e-9:
+        ax.set_xlim(-0.01, 0.01)  # no effect at all: rounding errors must not look like one
     ax.locator_params(axis="x", nbins=5)
 
 

@@ -123,7 +123,7 @@ def _image(figure: Figure, files: Sequence[Path]) -> dict[str, str]:
 def _section(model: str, parts: dict[str, Any], tables, findings, manifest) -> dict[str, Any]:
     own = {k: t[t["model"].astype(str) == model] for k, t in tables.items() if "model" in t.columns}
     own = {k: t for k, t in own.items() if len(t)}
-    mine = [{"topic": "mature_v", "verdict": "", **f} for f in findings if str(f.get("model", "")) == model]
+    mine = [{"topic": "mature_v", "verdict": "", "task": "", **f} for f in findings if str(f.get("model", "")) == model]
     told = [f["sentence"] for f in mine if f["topic"] == "approximate"]
     return {
         "model": model,

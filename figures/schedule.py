@@ -32,11 +32,11 @@ def draw(frame, *, model=None, task=None, decoder=None, ticks=40, first_tick=0):
     ax.set_ylabel("position, and the token committed there")
     last = int(frame["tick"].max())
     committed = int((shown["event"] == "commit").sum())
-    cut = f"Ticks {int(shown['tick'].min())} to {int(shown['tick'].max())} of {last}; " if len(shown) < len(frame) else ""
+    cut = f"Ticks {int(shown['tick'].min())} to {int(shown['tick'].max())} of {last}. " if len(shown) < len(frame) else ""
     return style.finish(
         fig,
         f"{model}, {task}: schedule of {decoder}" if task else f"{model}: schedule of {decoder}",
-        f"{cut}one real decode. A cell is one row of the block call in that column; its number is the depth it reached.",
+        f"{cut}One real decode. A cell is one row of the block call in that column; its number is the depth it reached.",
         _alt(shown, decoder, committed),
         _handles(shown, decoder),
         5 if fig.get_figwidth() > 8 else 3,
@@ -58,7 +58,7 @@ def panel(ax, shown, decoder, numbers=True):
     ax.add_collection(PatchCollection(cells, facecolors=[shades(norm(d)) for d in runs["depth"]], edgecolors="white", linewidths=0.8))
     wide, tall = _size(shown)
     if numbers and wide <= 60 and tall <= 60:
-        settled = shown[shown["event"].isin(("accept", "reject", "commit"))]
+        settled = shown[shown["event"].isin(("draft", "accept", "reject", "commit"))]
         marked = set(zip(settled["tick"], settled["position"]))
         for r in runs.itertuples():
             if (r.tick, r.position) in marked:

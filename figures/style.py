@@ -65,7 +65,7 @@ CONTROLS = {
     "noise_v": Look("noise of V's norm", "#AAAAAA", "*", (0, (4, 1, 1, 1))),
 }
 NULLS = {
-    "none": Look("trained model", "#222222", "o", "-"),
+    "none": Look("the model itself", "#222222", "o", "-"),
     "token_mean_removed": Look("token mean removed", "#555555", "", (0, (5, 1.5))),
     "random_map": Look("state through a random map", "#777777", "", (0, (1, 1.2))),
     "random_weights": Look("random weights", "#999999", "", (0, (5, 1.5, 1, 1.5))),
@@ -81,7 +81,7 @@ TASKS = {"maths": Look("maths", "#332288", "o", "-"), "code": Look("code", "#117
 STARTS = {
     "keyed": Look("keyed random start", INK, "o", "-"),
     "zero": Look("zero start", INK, "o", (0, (2, 1.5))),
-    "embedding": Look("start from the embedding", INK, "o", "-"),
+    "embedding": Look("embedding start", INK, "o", "-"),
     "given": Look("given start", INK, "o", "-"),
 }
 

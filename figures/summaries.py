@@ -102,14 +102,15 @@ def effect_rows(tables: Tables) -> list[dict[str, str]]:
     t = t.assign(**{f"_{column}": t[column].map(_rank(style.order(t[column], known))) for column, known in looks.items()})
     rows = []
     for r in t.sort_values(["start", "_task", "_policy", "_control"]).itertuples():
-        interval = f"[{100 * r.low:+.1f}, {100 * r.high:+.1f}]" if r.low == r.low else "one prompt: none"
+        interval = f"[{_points(r.low)}, {_points(r.high)}]" if r.low == r.low else "one prompt: none"
         rows.append(
             {
                 "task": r.task,
                 "start": style.look(style.STARTS, r.start).label,
-                "policy": style.look(style.POLICIES, r.policy).label.split(" (both")[0],
-                "control": "" if r.control == "none" else style.look(style.CONTROLS, r.control).label,
-                "effect": f"{100 * r.effect:+.1f}",
+                "read": f"control: {style.look(style.CONTROLS, r.control).label}"
+                if r.control != "none"
+                else style.look(style.POLICIES, r.policy).label,
+                "effect": _points(r.effect),
                 "interval": interval,
                 "n": str(int(r.n_prompts)),
                 "holds": "yes" if r.holds else "no",
@@ -170,3 +171,7 @@ def _rank(names: list[str]) -> dict[str, int]:
 
 def _times(value: float) -> str:
     return f"{value:.2f}x" if value == value else ""
+
+
+def _points(share: float) -> str:
+    return f"{round(100 * share, 1) + 0.0:+.1f}"  # + 0.0 turns -0.0 into 0.0

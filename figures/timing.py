@@ -10,7 +10,7 @@ LINES = ("-", (0, (6, 1.5)), (0, (1.5, 1.2)))  # by prefix length
 
 
 def draw(frame, *, model=None):
-    """A panel per part of the model; lines by row shape, medians over repeats, a band from the fastest to the slowest."""
+    """A panel per part of the model; lines by row shape, medians over repeats, a band over their middle half."""
     style.check(frame, ("model", "part", "shape", "rows", "prefix_length", "seconds"), "timing")
     frame, model = style.choose(frame, "model", model, "timing")
     parts = [p for p in PARTS if p in set(frame["part"])] + sorted(set(frame["part"]) - set(PARTS))
@@ -22,9 +22,10 @@ def draw(frame, *, model=None):
         for (shape, length), cell in frame[frame["part"] == part].groupby(["shape", "prefix_length"], observed=True):
             marker, colour = SHAPES.get(shape, ("s", style.QUIET))
             line = LINES[lengths.index(length) % len(LINES)]
-            ms = cell.groupby("rows")["seconds"].agg(["median", "min", "max"]) * 1e3
+            # quartiles, not extremes: one interruption by the machine must not set the scale
+            ms = cell.groupby("rows")["seconds"].quantile([0.25, 0.5, 0.75]).unstack().set_axis(["low", "median", "high"], axis=1) * 1e3
             ax.plot(ms.index, ms["median"], marker=marker, linestyle=line, color=colour, label=f"{shape}, prefix {length}")
-            ax.fill_between(ms.index.astype(float), ms["min"], ms["max"], color=colour, alpha=0.12, linewidth=0)
+            ax.fill_between(ms.index.astype(float), ms["low"], ms["high"], color=colour, alpha=0.12, linewidth=0)
             said.append(
                 f"{part} {shape} {ms['median'].iloc[0]:.2f} ms at {ms.index[0]} row, {ms['median'].iloc[-1]:.2f} ms at {ms.index[-1]}"
             )
@@ -35,7 +36,7 @@ def draw(frame, *, model=None):
     return style.finish(
         fig,
         f"{model}: what one call costs on this machine",
-        "Lines: median over repeats; bands: fastest to slowest repeat.",
+        "Lines: median over repeats; bands: middle half of the repeats.",
         f"Lines of milliseconds per call against rows on {model}: {'; '.join(said)}.",
         style.handles_of(axes[0]),
         4,
