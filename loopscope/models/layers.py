@@ -1,4 +1,4 @@
-"""Building blocks: norms, rotary embedding, attention, gated MLP, and the two block wirings in use so far.
+"""Building blocks: norms, rotary embedding, attention, gated MLP, and the block wirings of the families.
 
 A `tap` is None, or a callable `tap(name, tensor) -> tensor` that may look at or replace an activation: hooks cost
 nothing where there are none. Shapes inside a block: [batch, rows, d_model]; heads: [batch, rows, heads, d_head].
@@ -6,7 +6,9 @@ nothing where there are none. Shapes inside a block: [batch, rows, d_model]; hea
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -29,10 +31,25 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.shape, self.weight, self.eps)
 
 
-def rotary_angles(d_head: int, theta: float, context: int) -> Tensor:
-    """Angles [context, d_head / 2] in float64: position * theta^(-2i / d_head)."""
+def rotary_angles(d_head: int, theta: float, context: int, scaling: Mapping[str, Any] | None = None) -> Tensor:
+    """Angles [context, d_head / 2] in float64: position * theta^(-2i / d_head), frequencies stretched by `scaling`.
+
+    scaling: None, {"rope_type": "linear", "factor": f} or {"rope_type": "llama3", ...} (LoopedConfig checks it).
+    """
     inverse = theta ** (-torch.arange(0, d_head, 2, dtype=torch.float64) / d_head)
+    if scaling is not None and scaling["rope_type"] == "linear":
+        inverse = inverse / scaling["factor"]
+    elif scaling is not None:
+        inverse = _llama3_frequencies(inverse, scaling)
     return torch.outer(torch.arange(context, dtype=torch.float64), inverse)
+
+
+def _llama3_frequencies(inverse: Tensor, scaling: Mapping[str, Any]) -> Tensor:
+    """Llama 3.1's stretch: waves longer than the old context are slowed by `factor`, short ones kept, those between blended."""
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    turns = scaling["original_max_position_embeddings"] * inverse / (2 * math.pi)  # of each wave within the old context
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return inverse * (kept + (1 - kept) / scaling["factor"])
 
 
 class InterleavedRotary:
@@ -86,6 +103,10 @@ class SelfAttention(nn.Module):
         qk, v = heads[:, :, : self.qk_heads], heads[:, :, self.qk_heads :]
         if self.qk_bias is not None:
             qk = qk + self.qk_bias
+        return self.attend(qk, v, plan, cached, table, tap)
+
+    def attend(self, qk: Tensor, v: Tensor, plan: Plan, cached: Pair | None, table: Tensor, tap=None) -> Tensor:
+        """From queries, keys and values [batch, rows, heads, d_head] (queries and keys packed) to what the block adds."""
         if tap is None:
             qk = self.rotate(qk, table)
             z = plan.attend(cached, qk[:, :, : self.heads], qk[:, :, self.heads :], v)
@@ -97,6 +118,22 @@ class SelfAttention(nn.Module):
         k = tap("attn.hook_rot_k", self.rotate(k, table))
         z = tap("attn.hook_z", plan.attend(cached, q, k, v, tap.pattern("attn.hook_pattern")))
         return self.out(z.flatten(-2))
+
+
+class NormedAttention(SelfAttention):
+    """OLMo 2: an RMS norm over all query channels and one over all key channels, before heads are split."""
+
+    def __init__(self, config: LoopedConfig, rotary: type) -> None:
+        super().__init__(config, rotary)
+        self.q_norm = RMSNorm(self.heads * self.d_head, config.norm_eps)
+        self.k_norm = RMSNorm(self.kv_heads * self.d_head, config.norm_eps)
+
+    def forward(self, x: Tensor, plan: Plan, cached: Pair | None, table: Tensor, tap=None) -> Tensor:
+        q, k, v = self.qkv(x).split([n * self.d_head for n in (self.heads, self.kv_heads, self.kv_heads)], dim=-1)
+        qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=-1).unflatten(-1, (-1, self.d_head))
+        if self.qk_bias is not None:
+            qk = qk + self.qk_bias
+        return self.attend(qk, v.unflatten(-1, (-1, self.d_head)), plan, cached, table, tap)
 
 
 class GatedMLP(nn.Module):
@@ -113,14 +150,22 @@ class GatedMLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Four norms, attention and MLP; a subclass wires them."""
+    """Attention, MLP and norm_1 .. norm_{norms}; a subclass says how many norms and wires them."""
+
+    norms: ClassVar[int] = 4
+    attention: ClassVar[type[SelfAttention]] = SelfAttention
+    feed_forward: ClassVar[type[nn.Module]] = GatedMLP
 
     def __init__(self, config: LoopedConfig, rotary: type) -> None:
         super().__init__()
-        self.attn = SelfAttention(config, rotary)
-        self.mlp = GatedMLP(config)
-        for i in range(1, 5):
+        self.attn = self.attention(config, rotary)
+        self.mlp = self.feed_forward(config)
+        for i in range(1, self.norms + 1):
             setattr(self, f"norm_{i}", RMSNorm(config.d_model, config.norm_eps))
+
+    def attention_input(self, x: Tensor) -> Tensor:
+        """What Q, K and V are maps of, from the block's input."""
+        return self.norm_1(x)
 
 
 class SumSandwichBlock(Block):
@@ -147,3 +192,37 @@ class BranchSandwichBlock(Block):
         x = x + tap("hook_attn_out", self.norm_2(self.attn(self.norm_1(x), plan, cached, table, tap)))
         x = tap("hook_resid_mid", x)
         return tap("hook_resid_post", x + tap("hook_mlp_out", self.norm_4(self.mlp(self.norm_3(x)))))
+
+
+class PreNormBlock(Block):
+    """Llama: a norm before each branch, nothing on the sum."""
+
+    norms = 2
+
+    def forward(self, x: Tensor, plan: Plan, cached: Pair | None, table: Tensor, tap=None) -> Tensor:
+        if tap is None:
+            x = x + self.attn(self.norm_1(x), plan, cached, table)
+            return x + self.mlp(self.norm_2(x))
+        x = tap("hook_resid_pre", x)
+        x = x + tap("hook_attn_out", self.attn(self.norm_1(x), plan, cached, table, tap))
+        x = tap("hook_resid_mid", x)
+        return tap("hook_resid_post", x + tap("hook_mlp_out", self.mlp(self.norm_2(x))))
+
+
+class PostNormBlock(Block):
+    """OLMo 2: each branch reads the bare stream and its output is normed. hook_attn_out and hook_mlp_out are what is added."""
+
+    norms = 2
+    attention = NormedAttention
+
+    def attention_input(self, x: Tensor) -> Tensor:
+        return x
+
+    def forward(self, x: Tensor, plan: Plan, cached: Pair | None, table: Tensor, tap=None) -> Tensor:
+        if tap is None:
+            x = x + self.norm_1(self.attn(x, plan, cached, table))
+            return x + self.norm_2(self.mlp(x))
+        x = tap("hook_resid_pre", x)
+        x = x + tap("hook_attn_out", self.norm_1(self.attn(x, plan, cached, table, tap)))
+        x = tap("hook_resid_mid", x)
+        return tap("hook_resid_post", x + tap("hook_mlp_out", self.norm_2(self.mlp(x))))

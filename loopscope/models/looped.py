@@ -11,7 +11,7 @@ Without rows and cache each works on whole sequences, causally: that is what tra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -65,6 +65,11 @@ class LoopedCore(TextMixin, nn.Module):
         raise NotImplementedError
 
     @classmethod
+    def config_of(cls, raw: Mapping[str, Any], names: Collection[str] | None = None) -> LoopedConfig:
+        """read_config, and whatever only the checkpoint's tensor names can tell."""
+        return cls.read_config(raw)
+
+    @classmethod
     def official_names(cls, config: LoopedConfig) -> dict[str, tuple[str, ...]]:
         """Own parameter name -> official names; several are concatenated along dim 0."""
         raise NotImplementedError
@@ -95,7 +100,7 @@ class LoopedCore(TextMixin, nn.Module):
     def make_rotary_table(self) -> Tensor:
         """The rotary table [context, ...] of `rotary`, in its precision."""
         config = self.config
-        return self.rotary.table(rotary_angles(config.d_head, config.rope_theta, config.context), self.dtype)
+        return self.rotary.table(rotary_angles(config.d_head, config.rope_theta, config.context, config.rope_scaling), self.dtype)
 
     # ---- the five calls -------------------------------------------------------------------------------------
 
