@@ -10,6 +10,7 @@ class Autoregressive(Decoder):
     """One token at a time, through the same cache and the same calls as every other decoder."""
 
     label = "AR"
+    one_by_one = True
 
     def _check(self, core, depth):
         pass

@@ -110,13 +110,16 @@ class Session:
     """
 
     def __init__(self, model, prompt, max_new_tokens: int, depth: int | None, seed: int, stop: Sequence[str],
-                 start_state=None) -> None:
+                 start_state=None, prefix: int = 0) -> None:
         self.model, self.core, self.tap = model, model.core, None
         if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
             raise SettingError(f"max_new_tokens must be a whole number of at least 1, got {max_new_tokens!r}")
         self.depth = self.core.check_depth(depth)
         self.prompt = self.core.prompt_tokens(prompt)
         self.prompt_length, self.limit = len(self.prompt), max_new_tokens
+        self.prefix = self.core.check_prefix(prefix)
+        if prefix > self.prompt_length:
+            raise SettingError(f"prefix={prefix} is longer than the prompt of {self.prompt_length} tokens; the prefix is part of the prompt")
         # The last new token is never an input, so it needs no position.
         capacity = self.prompt_length + max_new_tokens - 1
         if capacity > self.core.config.context:
@@ -174,12 +177,13 @@ class Session:
     def prefill(self) -> None:
         """Run the prompt at full depth, commit its K/V and its first token."""
         begin = time.perf_counter()
-        rows = Chain(0, self.prompt_length)
+        rows = Chain(0, self.prompt_length, prefix=self.prefix)
         x = self.embed(self.prompt[None], rows)
         state = self.start(x, rows)
         for r in range(1, self.depth + 1):
-            state = self.recur(state, x, Chain(0, self.prompt_length, r))
-        first = self.read(state, Chain(0, self.prompt_length, self.depth))[-1]
+            rows = Chain(0, self.prompt_length, r, self.prefix)
+            state = self.recur(state, x, rows)
+        first = self.read(state, rows)[-1]
         self.cache.commit(self.prompt_length)
         self.counts = dict.fromkeys(self.counts, 0)
         self.commit(int(first))
@@ -274,6 +278,7 @@ class Decoder(ABC):
     """A decoder is its settings; `generate` runs it on a model. Subclasses set `lossless` and `label`."""
 
     lossless: bool = True
+    one_by_one: bool = False  # whether every position runs at full depth before the next: then shared K/V slots do no harm
 
     @property
     @abstractmethod
@@ -290,23 +295,28 @@ class Decoder(ABC):
 
     @torch.inference_mode()
     def generate(self, model, prompt, max_new_tokens: int = 64, depth: int | None = None, seed: int = 0,
-                 stop: Sequence[str] = (), start_state=None, fwd_hooks: Hooks = (), hook_drafts: bool = False) -> Generation:
+                 stop: Sequence[str] = (), start_state=None, fwd_hooks: Hooks = (), hook_drafts: bool = False,
+                 prefix: int = 0) -> Generation:
         """Decode greedily.
 
         model: LoopedModel or LoopedCore. prompt: text, a list of token ids or a 1-d tensor. depth: recurrences of the
         target (default: the model's T). seed: keys the start state. stop: strings that end the text. start_state:
         None, "zero" or a tensor [1, positions, d_model]. fwd_hooks: (name, function) pairs, as for run_with_hooks: they
         see every target row once, at its own depth, so an intervention gives the same tokens under every lossless
-        decoder. hook_drafts: let them also see rows that only draft (`hook.ctx["role"]` says which).
+        decoder. hook_drafts: let them also see rows that only draft (`hook.ctx["role"]` says which). prefix: how many first
+        tokens of the prompt read each other in both directions (PrefixLM models only).
         Raises PromptError, ContextError, DepthError, SettingError, HookError, NumericsError; nothing is returned half-done.
         """
-        session = self._open(model, prompt, max_new_tokens, depth, seed, stop, start_state)
+        session = self._open(model, prompt, max_new_tokens, depth, seed, stop, start_state, prefix)
         self._run(session, fwd_hooks, hook_drafts)
         return session.result(self)
 
-    def _open(self, model, prompt, max_new_tokens, depth=None, seed=0, stop=(), start_state=None) -> Session:
+    def _open(self, model, prompt, max_new_tokens, depth=None, seed=0, stop=(), start_state=None, prefix=0) -> Session:
         """Check everything that can be checked before any work is done."""
-        session = Session(model, prompt, max_new_tokens, depth, seed, stop, start_state)
+        session = Session(model, prompt, max_new_tokens, depth, seed, stop, start_state, prefix)
+        if session.core.why_not_lossless and not self.one_by_one:
+            raise SettingError(f"{self.label} would be approximate on this {session.core.family} model, where "
+                               f"{session.core.why_not_lossless}; decode it with Autoregressive()")
         self._check(session.core, session.depth)
         return session
 

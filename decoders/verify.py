@@ -62,9 +62,9 @@ class Verdict:
 
 @torch.inference_mode()
 def verify_generation(decoder: Decoder, model, prompt, max_new_tokens: int, depth: int | None = None, seed: int = 0,
-                      stop=(), start_state=None) -> Verdict:
+                      stop=(), start_state=None, prefix: int = 0) -> Verdict:
     """Decode with `decoder` and with AR, and compare tokens, materialised K/V and call counts."""
-    options = (model, prompt, max_new_tokens, depth, seed, stop, start_state)
+    options = (model, prompt, max_new_tokens, depth, seed, stop, start_state, prefix)
     ar, session = Autoregressive()._open(*options), decoder._open(*options)
     Autoregressive()._run(ar)
     gaps = _watch_commits(session.cache, ar.cache)
@@ -97,7 +97,8 @@ def cache_tolerance(reference: Session) -> float:
     """100 times what the same tokens' K/V differ by when they are prefilled in one pass instead of one by one."""
     one_pass = reference.core.make_cache(reference.cache.capacity, reference.depth)
     tokens = torch.tensor([reference.tokens[:-1]], device=reference.core.device)
-    reference.core(tokens, depth=reference.depth, seed=reference.seed, start_state=reference.start_state, cache=one_pass)
+    reference.core(tokens, depth=reference.depth, seed=reference.seed, start_state=reference.start_state, cache=one_pass,
+                   prefix=reference.prefix)
     theirs = reference.cache.materialised()
     return min(_CEILING, max(_FLOOR, _FACTOR * max(float((k - theirs[name]).abs().max()) for name, k in one_pass.materialised().items())))
 
