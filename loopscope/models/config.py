@@ -32,7 +32,7 @@ class LoopedConfig:
     injects: bool  # whether the embedding enters every recurrence
     embed_scale: float = 1.0
     qk_bias: bool = False
-    rope_scaling: Mapping[str, Any] | None = field(default=None, hash=False)  # None, {"rope_type": "linear", ..} or {"rope_type": "llama3", ..}
+    rope_scaling: Mapping[str, Any] | None = field(default=None, hash=False)  # as read_rope gives it
     variant: str = ""  # which of a family's wirings, where it has several
     state_std: float | None = None  # standard deviation of the start state; None: the state starts as the embedding
     kv_slots: int | None = None  # K/V slots that the depths of a core layer share; None: one per depth

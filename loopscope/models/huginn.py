@@ -7,45 +7,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from loopscope.errors import CheckpointError
-from loopscope.models.config import LoopedConfig, as_ids, need
-from loopscope.models.layers import InterleavedRotary, SumSandwichBlock
+from loopscope.models.config import LoopedConfig, as_ids, need, need_dict, need_heads, need_int, need_number, refuse
+from loopscope.models.layers import Block, InterleavedRotary, SumSandwichBlock
 from loopscope.models.looped import LoopedCore
 
 
 class HuginnCore(LoopedCore):
     family = "huginn"
-    block_class = SumSandwichBlock
-    rotary = InterleavedRotary
+    block_class: ClassVar[type[Block]] = SumSandwichBlock
+    rotary: ClassVar[type] = InterleavedRotary
 
     @classmethod
     def read_config(cls, raw: Mapping[str, Any]) -> LoopedConfig:
+        refuse(raw, "Huginn", bias=False, test_time_noise=0, mlp_class_name="GatedMLP", nonlin_name="SiLU")
         if need(raw, "injection_type") != "linear":
             raise CheckpointError(f"config.json: injection_type {raw['injection_type']!r} is not supported; Huginn's is 'linear'")
-        if raw.get("bias"):
-            raise CheckpointError("config.json: bias true is not supported; released Huginn models have none")
         if need(raw, "block_class_name") != "SandwichBlock":
-            raise CheckpointError(f"config.json: block_class_name {raw['block_class_name']!r} is not Huginn's 'SandwichBlock'; "
-                                  "retrofitted models share its model_type and are not supported yet")
-        d_model, n_heads = need(raw, "n_embd"), need(raw, "n_heads")
-        init = need(raw, "init_values")
+            raise CheckpointError(f"config.json: block_class_name {raw['block_class_name']!r} is not Huginn's 'SandwichBlock'")
+        d_model, n_heads = need_int(raw, "n_embd"), need_int(raw, "n_heads")
+        init = need_dict(raw, "init_values")
         if "state_init" in raw and raw["state_init"] not in ("like-init", "zero"):
             raise CheckpointError(f"config.json: state_init {raw['state_init']!r} is not supported (like-init, zero)")
-        scale = need(init, "embed_scale")
+        scale = need_number(init, "embed_scale")
         return LoopedConfig(
-            family=cls.family, vocab_size=raw.get("padded_vocab_size") or need(raw, "vocab_size"), d_model=d_model,
-            n_heads=n_heads, n_kv_heads=raw.get("num_key_value_heads") or n_heads,
-            d_head=raw.get("head_dim") or d_model // n_heads, d_mlp=need(raw, "intermediate_size"),
-            n_prelude=need(raw, "n_layers_in_prelude"), n_core=need(raw, "n_layers_in_recurrent_block"),
-            n_coda=need(raw, "n_layers_in_coda"), depth=need(raw, "mean_recurrence"), context=need(raw, "block_size"),
-            norm_eps=need(raw, "norm_eps"), rope_theta=float(need(raw, "rope_base")), tied=bool(need(raw, "tie_embeddings")),
-            injects=True, embed_scale=float(scale), qk_bias=bool(need(raw, "qk_bias")),
-            state_std=0.0 if raw.get("state_init") == "zero" else float(need(init, "std")) * float(scale),
+            family=cls.family, vocab_size=need_int(raw, "padded_vocab_size" if raw.get("padded_vocab_size") else "vocab_size"),
+            d_model=d_model, n_heads=n_heads,
+            n_kv_heads=need_int(raw, "num_key_value_heads") if raw.get("num_key_value_heads") else n_heads,
+            d_head=need_heads(raw, d_model, n_heads), d_mlp=need_int(raw, "intermediate_size"),
+            n_prelude=need_int(raw, "n_layers_in_prelude", 0), n_core=need_int(raw, "n_layers_in_recurrent_block"),
+            n_coda=need_int(raw, "n_layers_in_coda", 0), depth=need_int(raw, "mean_recurrence"), context=need_int(raw, "block_size"),
+            norm_eps=need_number(raw, "norm_eps"), rope_theta=need_number(raw, "rope_base"), tied=bool(need(raw, "tie_embeddings")),
+            injects=True, embed_scale=scale, qk_bias=bool(need(raw, "qk_bias")),
+            state_std=0.0 if raw.get("state_init") == "zero" else need_number(init, "std", zero=True) * scale,
             bos=raw.get("bos_token_id"), eos=as_ids(raw.get("eos_token_id")), pad=raw.get("pad_token_id"), raw=dict(raw))
 
     @classmethod
@@ -72,7 +71,7 @@ class HuginnCore(LoopedCore):
 
     @classmethod
     def to_official(cls, name: str, tensor: Tensor, config: LoopedConfig) -> Tensor:
-        """The official tensor of an own parameter: qk_bias is [2, 1, heads, d_head] there."""
+        """qk_bias is [2, 1, heads, d_head] there."""
         return tensor.view(2, 1, config.n_heads, config.d_head) if name.endswith("qk_bias") else tensor
 
     def inject(self, state: Tensor, x: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ class RMSNorm(nn.Module):
 def rotary_angles(d_head: int, theta: float, context: int, scaling: Mapping[str, Any] | None = None) -> Tensor:
     """Angles [context, d_head / 2] in float64: position * theta^(-2i / d_head), frequencies stretched by `scaling`.
 
-    scaling: None, {"rope_type": "linear", "factor": f} or {"rope_type": "llama3", ...} (LoopedConfig checks it).
+    scaling: None, {"rope_type": "linear", "factor": f} or {"rope_type": "llama3", ...} (read_rope makes it).
     """
     inverse = theta ** (-torch.arange(0, d_head, 2, dtype=torch.float64) / d_head)
     if scaling is not None and scaling["rope_type"] == "linear":
@@ -152,6 +152,10 @@ class GatedMLP(nn.Module):
 class Block(nn.Module):
     """Attention, MLP and norm_1 .. norm_{norms}; a subclass says how many norms and wires them."""
 
+    norm_1: RMSNorm
+    norm_2: RMSNorm
+    norm_3: RMSNorm
+    norm_4: RMSNorm
     norms: ClassVar[int] = 4
     attention: ClassVar[type[SelfAttention]] = SelfAttention
     feed_forward: ClassVar[type[nn.Module]] = GatedMLP

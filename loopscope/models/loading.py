@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopscope.errors import CheckpointError, UnknownModelError, closest
-from loopscope.models.registry import config_from_dict, family_class
+from loopscope.models.registry import config_from_dict, family_class, family_of
+from loopscope.models.tensors import Stored, open_tensors, read_json
 
 if TYPE_CHECKING:
     from loopscope.models.looped import LoopedCore
@@ -39,98 +40,70 @@ def find_checkpoint(source: str | os.PathLike) -> Path:
                             + (f"; did you mean {hint}?" if hint else ""))
 
 
-def read_json(path: Path) -> dict:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path} should hold a JSON object, found {type(data).__name__}")
-    return data
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint folder; an index, if there is one, is checked for missing shards."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        shards = sorted(set(read_json(index).get("weight_map", {}).values()))
-        missing = [name for name in shards if not (folder / name).is_file()]
-        if missing or not shards:
-            raise CheckpointError(f"{index} names {len(shards)} shards; missing: {', '.join(missing) or 'all'}")
-        return [folder / name for name in shards]
-    files = sorted(folder.glob("*.safetensors"))
-    weights = [f for f in files if f.name in ("model.safetensors", "weights.safetensors")] or files
-    if not weights:
-        found = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
-        raise CheckpointError(f"{folder} has no *.safetensors file (found: {found}); pickled weights are never loaded")
-    if len(weights) > 1:
-        raise CheckpointError(f"{folder} has {len(weights)} safetensors files and no model.safetensors.index.json to order them")
-    return weights
-
-
 def load_core(source: str | os.PathLike, device: str | torch.device | None = None,
               dtype: torch.dtype | None = None) -> LoopedCore:
     """A LoopedCore in evaluation mode, with its tokenizer where the folder holds one. Default dtype: float32."""
     from loopscope.text import load_tokenizer
 
     folder = find_checkpoint(source)
-    config = config_from_dict(read_json(folder / "config.json"))
+    raw = read_json(folder / "config.json")
+    stored = open_tensors(folder, pickled=family_of(raw) == "parcae")
+    config = config_from_dict(raw, stored.keys())
     with torch.device("meta"):
         core = family_class(config.family)(config)
-    _fill(core, weight_files(folder), torch.device(device or "cpu"), dtype or torch.float32)
+    _fill(core, stored, torch.device(device or "cpu"), dtype or torch.float32)
     core.tokenizer = load_tokenizer(folder)
     core.source = str(source)
     return core.eval().requires_grad_(False)
 
 
-def _fill(core: LoopedCore, files: list[Path], device: torch.device, dtype: torch.dtype) -> None:
-    """Stream tensors from safetensors files into a model built on the meta device."""
-    from safetensors import SafetensorError, safe_open
-
+def _fill(core: LoopedCore, stored: dict[str, Stored], device: torch.device, dtype: torch.dtype) -> None:
+    """Put tensors into a model built on the meta device, one official tensor at a time."""
     names = core.official_names(core.config)
-    optional = core.optional_names(core.config)
-    wanted = {theirs for group in names.values() for theirs in group}
-    handles, where = [], {}
-    try:
-        for path in files:
-            handle = safe_open(path, framework="pt")
-            handles.append(handle)
-            where |= {name: (path, handle) for name in handle.keys()}
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is not a readable safetensors file (truncated or corrupt?): {error}") from error
-    missing, extra = sorted(wanted - set(where)), sorted(set(where) - wanted - set(optional))
-    label = files[0] if len(files) == 1 else files[0].parent
-    if missing:
-        hint = closest(missing[0], extra)
-        raise CheckpointError(f"{label} lacks {len(missing)} of {len(wanted)} tensors of a {core.family} model: "
-                              f"{', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}" + (f" (it has {hint})" if hint else ""))
-    if extra:
-        raise CheckpointError(f"{label} has {len(extra)} tensors a {core.family} model does not have: "
-                              f"{', '.join(extra[:4])}{' ...' if len(extra) > 4 else ''}")
+    _check_names(core, stored, [theirs for group in names.values() for theirs in group])
     shapes = {name: tuple(p.shape) for name, p in core.named_parameters()}
     for ours, group in names.items():
-        parts = []
-        for theirs in group:
-            path, handle = where[theirs]
-            try:
-                parts.append(handle.get_tensor(theirs).to(device=device, dtype=dtype))
-            except (SafetensorError, OSError, RuntimeError) as error:
-                raise CheckpointError(f"{path}: tensor {theirs} cannot be read: {error}") from error
+        _check_shape(core, ours, [stored[theirs] for theirs in group], shapes[ours])
+        parts = [stored[theirs].load(device, dtype) for theirs in group]
         tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
-        if tensor.numel() != torch.Size(shapes[ours]).numel() or (tensor.ndim == len(shapes[ours]) and tuple(tensor.shape) != shapes[ours]):
-            found = " + ".join(str(list(p.shape)) for p in parts)
-            raise CheckpointError(f"{path}: {' + '.join(group)} should make {list(shapes[ours])}, found {found}")
         module, _, leaf = ours.rpartition(".")
         setattr(core.get_submodule(module), leaf, torch.nn.Parameter(tensor.reshape(shapes[ours]), requires_grad=False))
+
+
+def _check_names(core: LoopedCore, stored: dict[str, Stored], wanted: list[str]) -> None:
+    missing = [name for name in wanted if name not in stored]
+    extra = sorted(set(stored) - set(wanted) - set(core.optional_names(core.config)))
+    files = sorted({tensor.path for tensor in stored.values()})
+    label = files[0] if len(files) == 1 else files[0].parent
+
+    def some(names: list[str]) -> str:
+        return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+    if missing:
+        hint = closest(missing[0], extra)
+        raise CheckpointError(f"{label} lacks {len(missing)} of {len(wanted)} tensors of a {core.family} model: {some(missing)}"
+                              + (f" (it has {hint})" if hint else ""))
+    if extra:
+        raise CheckpointError(f"{label} has {len(extra)} tensors that a {core.family} model of this config does not have: {some(extra)}")
+
+
+def _check_shape(core: LoopedCore, ours: str, group: list[Stored], shape: tuple[int, ...]) -> None:
+    """Raises CheckpointError unless the official tensors make up our parameter, each with the size that it should have."""
+    probe = torch.empty(shape, device="meta")
+    official = core.to_official(ours, probe, core.config)
+    sizes = _split_sizes(core, ours, official) if len(group) > 1 else [official.shape[0]]
+    for tensor, expected in zip(group, official.split(sizes)):
+        if tensor.shape != tuple(expected.shape):
+            raise CheckpointError(f"{tensor.path}: tensor {tensor.name} should be {list(expected.shape)}, as config.json has it, "
+                                  f"found {list(tensor.shape)}")
 
 
 def official_state(core: LoopedCore) -> dict[str, torch.Tensor]:
     """The model's tensors under their official names."""
     own = dict(core.named_parameters())
-    to_official = getattr(core, "to_official", lambda name, tensor, config: tensor)
-    out = {}
+    out: dict[str, torch.Tensor] = {}
     for ours, group in core.official_names(core.config).items():
-        tensor = to_official(ours, own[ours].detach(), core.config)
+        tensor = core.to_official(ours, own[ours].detach(), core.config)
         sizes = _split_sizes(core, ours, tensor) if len(group) > 1 else [tensor.shape[0]]
         out |= dict(zip(group, (t.contiguous() for t in tensor.split(sizes))))
     return out
@@ -140,7 +113,8 @@ def _split_sizes(core: LoopedCore, name: str, tensor: torch.Tensor) -> list[int]
     config = core.config
     if name.endswith("attn.qkv.weight"):
         return [config.n_heads * config.d_head, config.n_kv_heads * config.d_head, config.n_kv_heads * config.d_head]
-    return [tensor.shape[0] // 2] * 2
+    parts = 4 if name.endswith("attn.gqkv.weight") else 2
+    return [tensor.shape[0] // parts] * parts
 
 
 def save_checkpoint(core: LoopedCore, folder: str | os.PathLike) -> Path:

@@ -23,7 +23,7 @@ from loopscope.cache import DepthCache
 from loopscope.errors import ContextError, DepthError, PromptError, SettingError
 from loopscope.models.config import LoopedConfig
 from loopscope.models.layers import Block, RMSNorm, rotary_angles
-from loopscope.rows import ALIGNED, At, Chain, Forest, ReadPolicy, Rows
+from loopscope.rows import ALIGNED, Chain, Forest, ReadPolicy, Rows
 from loopscope.start import keyed_normal
 from loopscope.text import TextMixin
 
@@ -78,6 +78,11 @@ class LoopedCore(TextMixin, nn.Module):
     def optional_names(cls, config: LoopedConfig) -> dict[str, str]:
         """Official tensors a checkpoint may hold and we do not need -> why."""
         return {}
+
+    @classmethod
+    def to_official(cls, name: str, tensor: Tensor, config: LoopedConfig) -> Tensor:
+        """The official tensor of an own parameter, where its shape differs."""
+        return tensor
 
     def inject(self, state: Tensor, x: Tensor) -> Tensor:
         """What enters the first core block."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from loopscope.errors import CheckpointError
-from loopscope.models.config import LoopedConfig, as_ids, need
+from loopscope.models.config import LoopedConfig, as_ids, need_heads, need_int, need_number, read_rope, refuse
 from loopscope.models.layers import BranchSandwichBlock, HalfRotary
 from loopscope.models.looped import LoopedCore
 
@@ -28,22 +28,21 @@ class OuroCore(LoopedCore):
 
     @classmethod
     def read_config(cls, raw: Mapping[str, Any]) -> LoopedConfig:
-        if raw.get("rope_scaling") or raw.get("use_sliding_window") or set(raw.get("layer_types") or ()) - {"full_attention"}:
-            raise CheckpointError("config.json: rope_scaling, sliding windows and other layer types are not used by any released "
-                                  "Ouro model and are not supported")
-        if raw.get("hidden_act", "silu") != "silu":
-            raise CheckpointError(f"config.json: hidden_act {raw['hidden_act']!r} is not supported; Ouro's is 'silu'")
-        d_model, n_heads = need(raw, "hidden_size"), need(raw, "num_attention_heads")
-        theta = raw.get("rope_theta") or (raw.get("rope_parameters") or {}).get("rope_theta")
-        if theta is None:
-            need(raw, "rope_theta")
+        refuse(raw, "Ouro", hidden_act="silu", use_sliding_window=False, attention_bias=False)
+        if set(raw.get("layer_types") or ()) - {"full_attention"}:
+            raise CheckpointError(f"config.json: layer_types {raw['layer_types']!r} are not supported; Ouro's are all 'full_attention'")
+        d_model, n_heads = need_int(raw, "hidden_size"), need_int(raw, "num_attention_heads")
+        theta, scaling = read_rope(raw, "rope_theta")
+        if scaling is not None:
+            raise CheckpointError("config.json: rope_scaling is not used by any released Ouro model and is not supported")
         return LoopedConfig(
-            family=cls.family, vocab_size=need(raw, "vocab_size"), d_model=d_model, n_heads=n_heads,
-            n_kv_heads=raw.get("num_key_value_heads") or n_heads, d_head=raw.get("head_dim") or d_model // n_heads,
-            d_mlp=need(raw, "intermediate_size"), n_prelude=0, n_core=need(raw, "num_hidden_layers"), n_coda=0,
-            depth=need(raw, "total_ut_steps"), context=need(raw, "max_position_embeddings"), norm_eps=need(raw, "rms_norm_eps"),
-            rope_theta=float(theta), tied=bool(raw.get("tie_word_embeddings", False)), injects=False,
-            bos=raw.get("bos_token_id"), eos=as_ids(raw.get("eos_token_id")), pad=raw.get("pad_token_id"), raw=dict(raw))
+            family=cls.family, vocab_size=need_int(raw, "vocab_size"), d_model=d_model, n_heads=n_heads,
+            n_kv_heads=need_int(raw, "num_key_value_heads") if raw.get("num_key_value_heads") else n_heads,
+            d_head=need_heads(raw, d_model, n_heads), d_mlp=need_int(raw, "intermediate_size"), n_prelude=0,
+            n_core=need_int(raw, "num_hidden_layers"), n_coda=0, depth=need_int(raw, "total_ut_steps"),
+            context=need_int(raw, "max_position_embeddings"), norm_eps=need_number(raw, "rms_norm_eps"), rope_theta=theta,
+            tied=bool(raw.get("tie_word_embeddings", False)), injects=False, bos=raw.get("bos_token_id"),
+            eos=as_ids(raw.get("eos_token_id")), pad=raw.get("pad_token_id"), raw=dict(raw))
 
     @classmethod
     def official_names(cls, config: LoopedConfig) -> dict[str, tuple[str, ...]]:

@@ -1,0 +1,140 @@
+"""Where a checkpoint's tensors lie: safetensors headers first, tensors one at a time. Nothing that is read is executed.
+
+The one pickle that is ever opened is the file Parcae is released as, through torch.load(weights_only=True), which
+builds tensors and plain containers and refuses everything else; a warning says so.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+
+from loopscope.errors import CheckpointError
+
+INDEX = "model.safetensors.index.json"
+PICKLE = "pytorch_model.bin"
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor of a checkpoint file, not read yet."""
+
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+    _load: Callable[[], torch.Tensor]
+
+    def load(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        """Raises CheckpointError where it cannot be read, is no floating-point tensor, or does not fit into dtype."""
+        try:
+            tensor = self._load()
+        except Exception as error:  # safetensors and torch raise many kinds for one cause: the file is not what its header says
+            raise CheckpointError(f"{self.path}: tensor {self.name} cannot be read (truncated or corrupt file?): {error}") from error
+        if tensor.dtype not in _FLOATS:
+            raise CheckpointError(f"{self.path}: tensor {self.name} should hold floating-point weights, found {_short(tensor.dtype)}; "
+                                  "quantised checkpoints are not supported")
+        out = tensor.to(device=device, dtype=dtype)
+        if dtype == torch.float16 and tensor.dtype != dtype and not torch.isfinite(out).all():
+            largest = float(tensor.abs().max())
+            raise CheckpointError(f"{self.path}: tensor {self.name} does not fit into {_short(dtype)}: its largest value is {largest:.4g}, "
+                                  f"expected at most {torch.finfo(dtype).max:.4g}; load it as bfloat16 or float32")
+        return out
+
+
+def read_json(path: Path) -> dict:
+    """A JSON object. Raises CheckpointError."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path} should hold a JSON object, found {type(data).__name__}")
+    return data
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def open_tensors(folder: Path, pickled: bool = False) -> dict[str, Stored]:
+    """Tensor name -> Stored, of every weight file of a checkpoint folder. `pickled`: a pytorch_model.bin may stand in.
+
+    An index, if there is one, is held to its word: every shard there, every tensor in the shard that it names.
+    """
+    index = folder / INDEX
+    if index.is_file():
+        return _indexed(folder, index)
+    files = sorted(folder.glob("*.safetensors"))
+    weights = [f for f in files if f.name in ("model.safetensors", "weights.safetensors")] or files
+    if len(weights) == 1:
+        return _headers(weights[0])
+    if weights:
+        raise CheckpointError(f"{folder} has {len(weights)} safetensors files ({', '.join(f.name for f in weights[:4])}"
+                              f"{' ...' if len(weights) > 4 else ''}) and no {INDEX} to order them")
+    if pickled and (folder / PICKLE).is_file():
+        return _unpickled(folder / PICKLE)
+    found = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
+    raise CheckpointError(f"{folder} has no *.safetensors file (found: {found}); pickled weights are never loaded"
+                          + (" in other files" if pickled else ""))
+
+
+def _headers(path: Path) -> dict[str, Stored]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        handle = safe_open(path, framework="pt")
+        shapes = {name: tuple(handle.get_slice(name).get_shape()) for name in handle.keys()}
+    except (SafetensorError, OSError) as error:
+        size = f"{path.stat().st_size:,} bytes" if path.exists() else "missing"
+        raise CheckpointError(f"{path} ({size}) is not a readable safetensors file (truncated or corrupt?): {error}") from error
+    if not shapes:
+        raise CheckpointError(f"{path} holds no tensors")
+    return {name: Stored(path, name, shape, lambda name=name: handle.get_tensor(name)) for name, shape in shapes.items()}
+
+
+def _indexed(folder: Path, index: Path) -> dict[str, Stored]:
+    where: Any = read_json(index).get("weight_map")
+    if not isinstance(where, dict) or not where or not all(isinstance(v, str) for v in where.values()):
+        raise CheckpointError(f"{index} should have a weight_map from tensor names to files, found {type(where).__name__} "
+                              f"{str(where)[:60]}")
+    shards = sorted(set(where.values()))
+    for shard in shards:
+        if PurePosixPath(shard).name != shard or not shard.endswith(".safetensors"):
+            raise CheckpointError(f"{index} names {shard!r}; expected the name of a *.safetensors file in the same folder")
+    if missing := [shard for shard in shards if not (folder / shard).is_file()]:
+        lost = sorted(name for name, shard in where.items() if shard in missing)
+        raise CheckpointError(f"{index} names {len(shards)} shards, of which {len(missing)} are missing: {', '.join(missing)} "
+                              f"({len(lost)} tensors, the first {lost[0]}); download the checkpoint again")
+    found: dict[str, Stored] = {}
+    for shard in shards:
+        for name, stored in _headers(folder / shard).items():
+            if where.get(name) == shard:
+                found[name] = stored
+            elif name not in where:
+                raise CheckpointError(f"{folder / shard} holds tensor {name}, which {INDEX} does not list")
+    if lost := sorted(set(where) - set(found)):
+        raise CheckpointError(f"{folder / where[lost[0]]} lacks tensor {lost[0]}, which {INDEX} says it holds ({len(lost)} in all)")
+    return found
+
+
+def _unpickled(path: Path) -> dict[str, Stored]:
+    warnings.warn(f"{path} is a pickle, a format that can run code when it is opened; it is read with torch.load(weights_only=True), "
+                  "which builds nothing but tensors. Save the loaded model (save_pretrained) to have safetensors from then on.",
+                  UserWarning, stacklevel=5)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(f"{path} holds more than tensors, so it was not opened: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # a truncated archive shows as RuntimeError, EOFError, ValueError, ...
+        raise CheckpointError(f"{path} is not a readable checkpoint (truncated or corrupt?): {str(error).splitlines()[0]}") from error
+    if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in state.items()) or not state:
+        raise CheckpointError(f"{path} should hold a dictionary of tensors by name, found {type(state).__name__}")
+    return {name: Stored(path, name, tuple(t.shape), lambda t=t: t) for name, t in state.items()}
