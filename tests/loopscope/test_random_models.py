@@ -3,6 +3,7 @@ import torch
 
 from loopscope.errors import SettingError
 from loopscope.models.loading import load_core
+from loopscope.random_models import FAMILIES
 
 
 def agreement(core, seed: int = 0) -> float:
@@ -11,7 +12,7 @@ def agreement(core, seed: int = 0) -> float:
         return (core(tokens, depth=1).argmax(-1) == core(tokens).argmax(-1)).double().mean().item()
 
 
-@pytest.mark.parametrize("family", ["huginn", "ouro"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_gain_sweeps_the_agreement_of_depth_1_from_all_to_hardly_any(random_core, family):
     swept = [agreement(random_core(family, gain=gain)) for gain in (0.0, 0.2, 0.4, 1.2)]
     assert swept[0] == 1.0
@@ -19,7 +20,7 @@ def test_gain_sweeps_the_agreement_of_depth_1_from_all_to_hardly_any(random_core
     assert 0.2 < swept[1] < 0.95 and swept[3] < 0.15
 
 
-@pytest.mark.parametrize("family", ["huginn", "ouro"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_same_arguments_make_the_same_model_and_another_seed_another(random_core, family, tmp_path):
     tokens = torch.arange(10)
     one, two, other = random_core(family, seed=3), random_core(family, seed=3), random_core(family, seed=4)
@@ -30,7 +31,7 @@ def test_the_same_arguments_make_the_same_model_and_another_seed_another(random_
     assert all(torch.equal(saved[name], p) for name, p in one.named_parameters())
 
 
-@pytest.mark.parametrize("family", ["huginn", "ouro"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_overrides_use_the_names_of_the_config(random_core, family):
     core = random_core(family, depth=6, n_core=2, context=40, vocab_size=50, n_heads=2, d_model=32, n_kv_heads=1)
     config = core.config
@@ -41,5 +42,5 @@ def test_overrides_use_the_names_of_the_config(random_core, family):
 
 
 def test_an_unknown_family_is_named(random_core):
-    with pytest.raises(SettingError, match="'parcae'.*huginn, ouro"):
-        random_core("parcae")
+    with pytest.raises(SettingError, match="'gpt2'.*huginn, ouro"):
+        random_core("gpt2")
