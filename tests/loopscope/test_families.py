@@ -14,7 +14,8 @@ from loopscope.errors import CheckpointError
 from loopscope.models.config import LoopedConfig
 from loopscope.models.loading import load_core
 from loopscope.models.registry import config_from_dict, family_of
-from loopscope.tap import RecordingTap
+from loopscope.hook_names import hook_names
+from loopscope.tap import FunctionTap, RecordingTap
 
 ATOL = 3e-4
 FAMILIES = ("retrofit_llama", "retrofit_olmo", "nanbeige", "parcae")
@@ -166,3 +167,38 @@ def test_the_default_start_states_are_keyed_and_of_the_configs_width(cases):
         start = core.start(core.embed(io["input_ids"]), seed=1)[..., : config.d_model]
         assert start.std().item() == pytest.approx(std * 0.9866, rel=0.05)  # a normal cut at three standard deviations
         assert not torch.equal(start, core.start(core.embed(io["input_ids"]), seed=2)[..., : config.d_model])
+
+
+# ---- hooks and invariances, on random models ----------------------------------------------------------------
+
+RANDOM = ("raven", "raven_olmo", "nanbeige", "parcae")
+
+
+@pytest.mark.parametrize("family", RANDOM)
+def test_every_hook_at_every_depth_fires_once_and_sees_what_the_cache_holds(random_core, family):
+    core, tokens = random_core(family, n_core=2), torch.arange(7)
+    tap, cache = RecordingTap(), core.make_cache(7, 3)
+    logits = core(tokens, depth=3, cache=cache, tap=tap)
+    assert list(tap.records) == hook_names(core.config, 3)  # in firing order
+    assert all(len(records) == 1 for records in tap.records.values())
+    for layer in range(2):
+        for depth in range(1, 4):
+            site = f"depth.{depth}.blocks.{layer}.attn."
+            torch.testing.assert_close(tap[site + "hook_rot_k"].transpose(1, 2), cache.keys(layer, depth))
+            assert tap[site + "hook_q"].shape == (1, 7, core.config.n_heads, core.config.d_head)
+            torch.testing.assert_close(tap[site + "hook_v"].transpose(1, 2), cache.values(layer, depth))
+    torch.testing.assert_close(core.unembed(tap["hook_final"]), logits)
+    edit = FunctionTap(core, [("depth.2.blocks.0.attn.hook_z", lambda z, hook: z * 0)], depth=3)
+    assert not torch.allclose(core(tokens, depth=3, tap=edit), logits)
+
+
+@pytest.mark.parametrize("family", RANDOM)
+def test_rows_do_not_depend_on_their_batch_and_chunks_equal_one_pass(random_core, family):
+    core = random_core(family, n_core=2)
+    tokens = torch.randint(0, 256, (3, 11), generator=torch.Generator().manual_seed(1))
+    together = core(tokens, seed=5)
+    for row in range(3):
+        torch.testing.assert_close(core(tokens[row], seed=5)[0], together[row], atol=1e-10, rtol=0)
+    cache = core.make_cache(11, batch=3)
+    parts = [core(chunk, seed=5, cache=cache) for chunk in tokens.split([1, 4, 1, 5], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, 1), together, atol=1e-10, rtol=0)
