@@ -132,7 +132,7 @@ class Run:
         with progress.stage(f"{name}, {task}: plan"):
             plan = rank(own, calibration, task=task)
             self.findings.append({"model": name, "task": task, "topic": "decoder", "sentence": plan.evidence})
-        chosen = [plan.best, *plan.rivals]
+        chosen = _with_usual(core, [plan.best, *plan.rivals])
         with progress.stage(f"{name}, {task}: benchmark of {len(chosen)} decoders") as stage:
             result = bench(core, timed, chosen, task, size.bench_tokens, size.repeats, seed, model_name=name, progress=stage.advance)
         self.add(result, result.acceptance, plan.shortlist().beside(result))
@@ -164,6 +164,15 @@ class Run:
 
         self.add(depth_grid(core, prompts[: self.size.grid_prompts], 1, task=task, model_name=name, seed=self.seed,
                             new_tokens=self.size.new_tokens, max_positions=self.size.max_positions, progress=False))
+
+
+def _with_usual(core: LoopedCore, chosen: list) -> list:
+    """The plan's best of every kind and, so that runs can be compared with each other, two settings that never change."""
+    from decoders import DASWave, Wavefront
+
+    usual = [Wavefront(1), DASWave(12, 1)] if core.config.depth > 1 else []
+    labels = {d.label for d in chosen}
+    return chosen + [d for d in usual if d.label not in labels]
 
 
 def _continued(core: LoopedCore, prompts: Iterable[str], tokens: int, seed: int, stage: Stages) -> list[list[int]]:
