@@ -46,6 +46,8 @@ def _parts(core: LoopedCore, name: str, tensor: Tensor) -> tuple[Tensor, ...]:
     config = core.config
     if name.endswith("attn.qkv.weight"):
         return tensor.split([h * config.d_head for h in (config.n_heads, config.n_kv_heads, config.n_kv_heads)])
+    if name.endswith("attn.gqkv.weight"):
+        return tensor.chunk(4)
     if name.endswith("mlp.gate_up.weight"):
         return tensor.chunk(2)
     if name == "adapter.weight":

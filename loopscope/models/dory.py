@@ -9,7 +9,7 @@ after transformers 5.24.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ class DoryConfig(LoopedConfig):
     sliding: tuple[bool, ...] = ()  # which layers read a window
     window: int = 0  # positions, the row's own included
     sliding_theta: float = 0.0
-    sliding_scaling: Mapping[str, Any] | None = None
+    sliding_scaling: Mapping[str, Any] | None = field(default=None, hash=False)
     init_range: float = 0.0  # the learned scales are stored as multiples of it
     alpha_init: float = 0.0
 

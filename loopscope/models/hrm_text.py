@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -45,6 +46,11 @@ class HrmTextAttention(SelfAttention):
         self.width = self.heads * self.d_head
         del self.qkv
         self.gqkv = nn.Linear(config.d_model, 4 * self.width, bias=False)
+
+    @property
+    def qkv(self) -> Any:  # type: ignore[override]
+        """`.weight`: the rows of the packed matrix that make queries, keys and values."""
+        return SimpleNamespace(weight=self.gqkv.weight[self.width :])
 
     def forward(self, x: Tensor, plan: Plan, cached: Pair | None, table: Tensor, tap=None) -> Tensor:
         gate, heads = self.gqkv(x).split((self.width, 3 * self.width), dim=-1)

@@ -33,10 +33,11 @@ def test_the_same_arguments_make_the_same_model_and_another_seed_another(random_
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_overrides_use_the_names_of_the_config(random_core, family):
-    core = random_core(family, depth=6, n_core=2, context=40, vocab_size=50, n_heads=2, d_model=32, n_kv_heads=1)
+    shared = {} if family == "hrm_text" else {"n_kv_heads": 1}  # HRM-Text has no shared key-value heads
+    core = random_core(family, depth=6, n_core=2, context=40, vocab_size=50, n_heads=2, d_model=32, **shared)
     config = core.config
     assert (config.depth, config.n_core, config.context, config.vocab_size) == (6, 2, 40, 50)
-    assert (config.n_heads, config.n_kv_heads, config.d_model) == (2, 1, 32)
+    assert (config.n_heads, config.n_kv_heads, config.d_model) == (2, shared.get("n_kv_heads", 2), 32)
     with pytest.raises(SettingError, match="no setting 'layers'"):
         random_core(family, layers=2)
 
