@@ -28,6 +28,8 @@ def draw(frame, *, model=None):
             table = reached.rename("mean").reset_index()
             style.line(lower, table, "position", look, band=False, linewidth=1.3)
         style.log_axis(lower)
+        positions = sorted(frame["position"].unique())
+        lower.set_xticks(positions[:: max(1, len(positions) // 8)])
         lower.set_xlabel("place of the draft in its run (1 = first)")
         said += [f"{task} {r.decoder} {r.mean:.2f}" for r in rates[rates["position"] == 1].itertuples()]
     axes[0, 0].set_ylim(max(0.0, lowest - 0.04), 1.02)
@@ -38,7 +40,7 @@ def draw(frame, *, model=None):
         f"{model}: acceptance by position",
         style.caption(
             frame,
-            extra=f"A run ends at the first rejected draft; rates are pooled over prompts and drawn where {ENOUGH} runs or more got",
+            extra=f"A run ends at the first rejected draft; rates are pooled over prompts and drawn where {ENOUGH} runs or more got there",
         ),
         f"Lines of acceptance rate by place in the run on {model}. At the first place: {'; '.join(said)}.",
         style.handles_of(axes[0, 0]),
@@ -54,7 +56,7 @@ def panel(ax, part, decoders, band=True):
     rates = rates[enough | alone]
     for decoder, look in looks(decoders).items():
         style.line(ax, rates[rates["decoder"] == decoder], "position", look, decoder, band=band)
-    positions = sorted(part["position"].unique())
+    positions = sorted(rates["position"].unique())
     ax.set_xticks(positions[:: max(1, len(positions) // 8)])
     return rates
 

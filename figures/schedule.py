@@ -25,11 +25,11 @@ def draw(frame, *, model=None, task=None, decoder=None, ticks=40, first_tick=0):
             f"the trace has no ticks from {first_tick} to {first_tick + ticks - 1}; it ends at tick {int(frame['tick'].max())}"
         )
     wide, tall = _size(shown)
-    fig = style.figure(min(15.0, 2.6 + 0.31 * wide), min(13.0, 1.7 + 0.27 * tall))
+    fig = style.figure(min(15.0, 2.6 + 0.31 * wide), min(13.0, 1.8 + 0.27 * max(tall, 4)))
     ax = fig.subplots()
     panel(ax, shown, decoder)
     ax.set_xlabel("tick (one block call)")
-    ax.set_ylabel("position, and the token committed there")
+    ax.set_ylabel("position, and the token committed there" if tall > 10 else "position")
     last = int(frame["tick"].max())
     committed = int((shown["event"] == "commit").sum())
     cut = f"Ticks {int(shown['tick'].min())} to {int(shown['tick'].max())} of {last}. " if len(shown) < len(frame) else ""

@@ -123,7 +123,7 @@ _RC = {
     "figure.constrained_layout.use": False,
     "svg.hashsalt": "loopscope",
     "svg.fonttype": "path",
-    "pdf.fonttype": 42,
+    "pdf.fonttype": 3,
     "path.simplify": True,
 }
 

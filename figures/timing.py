@@ -38,6 +38,6 @@ def draw(frame, *, model=None):
         f"{model}: what one call costs on this machine",
         "Lines: median over repeats; bands: middle half of the repeats.",
         f"Lines of milliseconds per call against rows on {model}: {'; '.join(said)}.",
-        style.handles_of(axes[0]),
+        list({h.get_label(): h for ax in axes for h in style.handles_of(ax)}.values()),
         4,
     )
