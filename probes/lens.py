@@ -78,9 +78,9 @@ def depth_lens(model: Any, prompts: Iterable[Any], *, task: str = "", model_name
         full = recorded.logits
         check_finite(full, "a full-depth pass")
         log_full = log_probabilities(full)
-        top = []
+        top, x = [], core.embed(core.as_tokens(ids))
         for r, state in enumerate(recorded.states(), start=1):
-            logits = full if r == depth else core.read(state[None], Chain(0, len(ids), r))[0]
+            logits = full if r == depth else core.read(core.carrying(state[None], x), Chain(0, len(ids), r))[0]
             rows.append((name, task, index, start, r, *_measure(logits, log_full, ids), len(ids)))
             top.append(logits.argmax(-1))
         counts = torch.bincount(settle_depths(torch.stack(top)), minlength=depth + 1)[1:].tolist()

@@ -116,7 +116,7 @@ def channels(core: LoopedCore, recorded: Recording, rotated: bool = False) -> It
 
 def normed_states(core: LoopedCore, recorded: Recording, layer: int) -> Tensor:
     """What a layer's Q, K and V are maps of: [depth, positions, d_model]."""
-    return core.blocks[layer].get_submodule("norm_1")(recorded.stack("hook_resid_pre", layer))
+    return cast("Block", core.blocks[layer]).attention_input(recorded.stack("hook_resid_pre", layer))
 
 
 def _random_maps(core: LoopedCore, seed: int) -> dict[tuple[str, int], tuple[Tensor, Tensor]]:

@@ -191,6 +191,10 @@ class LoopedCore(TextMixin, nn.Module):
                   for i in range(max(rows.positions) // _START_CHUNK + 1)]
         return torch.cat(chunks)[positions].expand_as(x)
 
+    def carrying(self, state: Tensor, x: Tensor) -> Tensor:
+        """A state [batch, n, d_model], as hook_state shows it, in the form that `read` takes. x: what `embed` gave for its rows."""
+        return state
+
     def recur(self, state: Tensor, x: Tensor, rows: Rows | None = None, cache: DepthCache | None = None,
               policy: ReadPolicy = ALIGNED, tap=None) -> Tensor:
         """One recurrence of n rows: state, x [batch, n, d_model] -> state [batch, n, d_model]."""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from loopscope.attention import Pair, Plan, core_plan, outer_plan
 from loopscope.cache import DepthCache
-from loopscope.errors import CheckpointError
+from loopscope.errors import CheckpointError, SettingError
 from loopscope.models.config import LoopedConfig, need, need_dict, need_int, need_number, refuse
 from loopscope.models.layers import Block, InterleavedRotary, RMSNorm, SelfAttention
 from loopscope.models.looped import LoopedCore
@@ -231,8 +231,9 @@ class ParcaeCore(LoopedCore):
         return torch.cat((x, *(self.value_embeds[i](tokens) for i in self._carried)), dim=-1) if self._carried else x
 
     def start(self, x: Tensor, rows: Rows | None = None, **options: Any) -> Tensor:
-        d = self.config.d_model
-        state = super().start(x[..., :d], rows, **options)
+        return self.carrying(super().start(x[..., : self.config.d_model], rows, **options), x)
+
+    def carrying(self, state: Tensor, x: Tensor) -> Tensor:
         return torch.cat((state, x[..., x.shape[-1] - self._coda_width :]), dim=-1) if self._coda_width else state
 
     def recur(self, state: Tensor, x: Tensor, rows: Rows | None = None, cache: DepthCache | None = None,
@@ -243,11 +244,14 @@ class ParcaeCore(LoopedCore):
                           core_plan(rows, cache, policy), cache and cache.core, tap and (lambda layer: tap.block(layer, rows)))
         if tap is not None:
             h = tap.state(h, rows)
-        return torch.cat((h, x[..., x.shape[-1] - self._coda_width :]), dim=-1) if self._coda_width else h
+        return self.carrying(h, x)
 
     def read(self, state: Tensor, rows: Rows | None = None, cache: DepthCache | None = None, tap=None) -> Tensor:
         rows = rows or Chain(0, state.shape[1])
         d = self.config.d_model
+        if state.shape[-1] != d + self._coda_width:
+            raise SettingError(f"a Parcae coda looks up its tokens, so `read` needs a state with {self._coda_width} more channels than "
+                               f"{d}, got {state.shape[-1]}; make it with core.carrying(state, core.embed(tokens))")
         h = self.readout(state[..., :d])
         if len(self.coda):
             h = self._through(self.coda, self.config.n_prelude + self.config.n_core, h, state[..., d:], outer_plan(rows, cache),

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from decoders import Autoregressive, Wavefront
-from loopscope.errors import CheckpointError
+from loopscope.errors import CheckpointError, SettingError
 from loopscope.models.config import LoopedConfig
 from loopscope.models.loading import load_core
 from loopscope.models.registry import config_from_dict, family_of
@@ -202,3 +202,21 @@ def test_rows_do_not_depend_on_their_batch_and_chunks_equal_one_pass(random_core
     cache = core.make_cache(11, batch=3)
     parts = [core(chunk, seed=5, cache=cache) for chunk in tokens.split([1, 4, 1, 5], dim=1)]
     torch.testing.assert_close(torch.cat(parts, 1), together, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["huginn", "ouro", "raven", "raven_olmo", "nanbeige"])
+def test_values_are_a_map_of_what_the_block_says_its_attention_reads(random_core, family):
+    """The random-map null of the probes builds on it; OLMo's attention reads the bare stream."""
+    core, tap = random_core(family), RecordingTap(lambda name: name.startswith("depth.2.blocks.1."))
+    core(torch.arange(6), depth=2, tap=tap)
+    reads = core.blocks[1].attention_input(tap["depth.2.blocks.1.hook_resid_pre"])
+    weight = core.blocks[1].attn.qkv.weight[-core.config.n_kv_heads * core.config.d_head :]
+    torch.testing.assert_close((reads @ weight.T).unflatten(-1, (-1, core.config.d_head)), tap["depth.2.blocks.1.attn.hook_v"])
+
+
+def test_a_recorded_state_of_parcae_is_read_with_its_tokens_and_not_without(random_core):
+    core, tokens, tap = random_core("parcae"), torch.arange(6)[None], RecordingTap("depth.2.hook_state")
+    logits = core(tokens, depth=2, tap=tap)
+    torch.testing.assert_close(core.read(core.carrying(tap["depth.2.hook_state"], core.embed(tokens))), logits)
+    with pytest.raises(SettingError, match="48 more channels than 48, got 48.*carrying"):
+        core.read(tap["depth.2.hook_state"])
