@@ -218,11 +218,12 @@ class DoryCore(LoopedCore):
     def optional_names(cls, config: LoopedConfig) -> dict[str, str]:
         return {"lm_head.weight": "tied to the embedding"} if config.tied else {}
 
-    def make_rotary_table(self) -> Tensor:
-        """[context, 2, ...]: the full layers' table and the sliding layers'."""
+    def make_rotary_table(self, positions: int) -> Tensor:
+        """[positions, 2, ...]: the full layers' table and the sliding layers'."""
         c = self.config
         pairs = ((c.rope_theta, c.rope_scaling), (c.sliding_theta, c.sliding_scaling))
-        return torch.stack([HalfRotary.table(rotary_angles(c.d_head, theta, c.context, scaling), self.dtype) for theta, scaling in pairs], 1)
+        angles = [rotary_angles(c.d_head, theta, positions, scaling) for theta, scaling in pairs]
+        return torch.stack([HalfRotary.table(a, self.dtype) for a in angles], 1)
 
     def inject(self, state: Tensor, x: Tensor) -> Tensor:
         return l2_norm(state) + l2_norm(x)  # x: the input section's output, which is also the first state

@@ -27,6 +27,7 @@ from loopscope.rows import ALIGNED, Chain, Forest, ReadPolicy, Rows
 from loopscope.start import keyed_normal
 from loopscope.text import TextMixin
 
+_TABLE_START = 4096  # positions of the first rotary table; a context of 262144 would cost hundreds of megabytes before the first token
 _START_CHUNK = 64  # start states are made this many positions at a time, so a decode loop rarely makes any
 
 
@@ -56,6 +57,8 @@ class LoopedCore(TextMixin, nn.Module):
         self.adapter = nn.Linear(2 * config.d_model, config.d_model, bias=False) if config.injects else None
         self.head = None if config.tied else nn.Linear(config.d_model, config.vocab_size, bias=False)
         self._table: Tensor | None = None
+        self._table_dtype: torch.dtype | None = None
+        self._table_positions = min(config.context, _TABLE_START)
         self._start_chunk = lru_cache(maxsize=64)(self._make_start_chunk)
 
     # ---- what a family supplies -----------------------------------------------------------------------------
@@ -102,10 +105,10 @@ class LoopedCore(TextMixin, nn.Module):
         """The head: [batch, n, d_model] -> logits."""
         return nn.functional.linear(h, self.wte.weight if self.head is None else self.head.weight)
 
-    def make_rotary_table(self) -> Tensor:
-        """The rotary table [context, ...] of `rotary`, in its precision."""
+    def make_rotary_table(self, positions: int) -> Tensor:
+        """The rotary table [positions, ...] of `rotary`, in its precision."""
         config = self.config
-        return self.rotary.table(rotary_angles(config.d_head, config.rope_theta, config.context, config.rope_scaling), self.dtype)
+        return self.rotary.table(rotary_angles(config.d_head, config.rope_theta, positions, config.rope_scaling), self.dtype)
 
     # ---- the five calls -------------------------------------------------------------------------------------
 
@@ -247,6 +250,7 @@ class LoopedCore(TextMixin, nn.Module):
 
     def make_cache(self, capacity: int, depth: int | None = None, batch: int = 1) -> DepthCache:
         """A DepthCache of this model's sizes, dtype and device."""
+        self._reach(min(capacity, self.config.context))
         return DepthCache(self.config, capacity, self.check_depth(depth), batch, self.dtype, self.device)
 
     def check_depth(self, depth: int | None) -> int:
@@ -280,11 +284,11 @@ class LoopedCore(TextMixin, nn.Module):
 
     @property
     def rotary_table(self) -> Tensor:
-        """The rotary table for every position of the context, made on first use (it is not a parameter)."""
+        """The rotary table, made on first use (it is not a parameter), for all positions that a call or cache has reached."""
         if self._table is None or self._table.device != self.device \
                 or (self._table_dtype != self.dtype):
             with torch.inference_mode(False):
-                self._table = self.make_rotary_table().to(self.device)
+                self._table = self.make_rotary_table(self._table_positions).to(self.device)
             self._table_dtype = self.dtype
         return self._table
 
@@ -298,6 +302,13 @@ class LoopedCore(TextMixin, nn.Module):
         if end > self.config.context:
             raise ContextError(f"position {end - 1} is beyond this model's context of {self.config.context} positions; "
                                "shorten the prompt or ask for fewer new tokens")
+        self._reach(end)
+
+    def _reach(self, positions: int) -> None:
+        """Let the rotary table hold `positions`, by doubling, so that decoding rarely makes it anew."""
+        if positions > self._table_positions:
+            self._table_positions = min(self.config.context, max(positions, 2 * self._table_positions))
+            self._table = None
 
     def save_pretrained(self, folder) -> None:
         """Write config.json and model.safetensors with official keys and names."""

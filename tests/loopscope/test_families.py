@@ -10,11 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 from decoders import Autoregressive, Wavefront
-from loopscope.errors import CheckpointError, SettingError
+from loopscope.errors import CheckpointError, ContextError, SettingError
 from loopscope.models.config import LoopedConfig
 from loopscope.models.loading import load_core
 from loopscope.models.registry import config_from_dict, family_of
 from loopscope.hook_names import hook_names
+from loopscope.rows import Chain
 from loopscope.tap import FunctionTap, RecordingTap
 
 ATOL = 3e-4
@@ -220,3 +221,17 @@ def test_a_recorded_state_of_parcae_is_read_with_its_tokens_and_not_without(rand
     torch.testing.assert_close(core.read(core.carrying(tap["depth.2.hook_state"], core.embed(tokens))), logits)
     with pytest.raises(SettingError, match="48 more channels than 48, got 48.*carrying"):
         core.read(tap["depth.2.hook_state"])
+
+
+def test_the_rotary_table_grows_with_the_positions_that_are_reached(random_core):
+    core = random_core("nanbeige", n_core=1, context=262144)
+    core(torch.arange(8))
+    assert core.rotary_table.shape[0] == 4096
+    cache = core.make_cache(5000, 1)
+    assert core.rotary_table.shape[0] == 8192
+    cache.length = 4990  # as if that many had been run: their keys are zero, their values too
+    far = core(torch.arange(8), depth=1, cache=cache)
+    assert far.shape == (1, 8, 256) and far.isfinite().all()
+    with pytest.raises(ContextError, match="262144"):
+        core.embed(torch.arange(8)[None], Chain(262140, 8))
+    assert core.rotary_table.shape[0] == 8192
