@@ -74,6 +74,12 @@ def layer_of(name: str) -> int | None:
     return int(parts[at]) if at is not None and len(parts) > at and parts[at].isdigit() else None
 
 
+def cycle_of(name: str) -> int:
+    """The inner cycle a name belongs to, from 1; 0 for the core itself and outside it."""
+    parts = name.split(".", 4)
+    return int(parts[3]) if len(parts) > 4 and parts[2] == "l_cycle" else 0
+
+
 def position_axis(name: str) -> int:
     """The axis that counts positions (query positions for the pattern), from the end."""
     return -3 if name.endswith(_BY_HEAD) else -2

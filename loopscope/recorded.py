@@ -12,7 +12,7 @@ from torch import Tensor
 from transformer_lens import ActivationCache
 
 from loopscope.errors import HookError, closest
-from loopscope.hook_names import SHORT_NAMES, STATE, block_prefix, depth_of, layer_of
+from loopscope.hook_names import SHORT_NAMES, STATE, block_prefix, cycle_of, depth_of, layer_of
 from loopscope.models.layers import SumSandwichBlock
 from loopscope.models.looped import LoopedCore
 
@@ -28,6 +28,10 @@ def why_not_additive(core: LoopedCore) -> str:
     reasons = []
     if isinstance(core.blocks[0], SumSandwichBlock):
         reasons.append("a norm acts on the residual sum in every block")
+    if core.family == "dory":
+        reasons.append("every block norms the stream and moves it towards a branch's output instead of adding to it")
+    if core.config.inner_cycles:
+        reasons.append("two stacks take turns inside a recurrence, and a norm closes every cycle")
     if core.adapter is not None:
         reasons.append("an adapter mixes state and embedding between loops")
     if type(core).close_loop is not LoopedCore.close_loop:
@@ -161,16 +165,18 @@ class RecordedRun(LoopedCache):
 
         The state after recurrence r is `blocks.{r * L - 1}.hook_state`; embedding, prelude, coda and head keep their
         names. Between loops resid_post of one block and resid_pre of the next differ by the family's adapter or norm.
+        Inner cycles (HRM-Text) are blocks of their own, in the order they run: L is then n_core (inner_cycles + 1).
         """
-        layers = self.looped.config.n_core
+        config = self.looped.config
+        layers = config.n_core * (config.inner_cycles + 1)
 
         def rename(name: str) -> str:
             r = depth_of(name)
             if r is None:
                 return name
-            layer = layer_of(name)
-            block = (r - 1) * layers + (layers - 1 if layer is None else layer)
-            return f"blocks.{block}." + re.sub(r"^depth\.\d+\.(blocks\.\d+\.)?", "", name)
+            layer, cycle = layer_of(name), cycle_of(name) or config.inner_cycles + 1
+            block = (r - 1) * layers + (layers - 1 if layer is None else (cycle - 1) * config.n_core + layer)
+            return f"blocks.{block}." + re.sub(r"^depth\.\d+\.(l_cycle\.\d+\.)?(blocks\.\d+\.)?", "", name)
 
         renamed = {rename(n): t for n, t in self.cache_dict.items()}
         return LoopedCache(renamed, self.looped, self.depth * layers, self.has_batch_dim)

@@ -180,10 +180,11 @@ class LoopedModel(TextMixin, HookedRootModule):
         return self.core.read(state, rows, cache, self.tap())
 
     def forward(self, tokens: Tensor | str | list[str], depth: int | None = None, *, return_type: str | None = "logits",
-                start_state: str | Tensor | None = None, seed: int = 0, cache: DepthCache | None = None) -> Any:
+                start_state: str | Tensor | None = None, seed: int = 0, cache: DepthCache | None = None, prefix: int = 0) -> Any:
         """tokens [batch, n] or [n], or text -> logits [batch, n, vocab] after `depth` recurrences (default: T).
 
         return_type: "logits", "loss" (mean next-token cross-entropy in nats), "both" or None, as in TransformerLens.
+        prefix: how many first positions read each other in both directions (PrefixLM models only).
         """
         if return_type not in RETURN_TYPES:
             raise SettingError(f"return_type {return_type!r} is unknown; use one of {', '.join(map(repr, RETURN_TYPES))}")
@@ -192,7 +193,7 @@ class LoopedModel(TextMixin, HookedRootModule):
         if cache is not None and torch.is_grad_enabled() and self._hooked_backward():
             raise HookError("backward hooks cannot run with a cache, which is overwritten in place; run without one")
         tokens = self._as_tokens(tokens)
-        logits = self.core(tokens, depth, start_state=start_state, seed=seed, cache=cache, tap=self.tap())
+        logits = self.core(tokens, depth, start_state=start_state, seed=seed, cache=cache, tap=self.tap(), prefix=prefix)
         if return_type in ("logits", None):
             return logits if return_type else None
         if tokens.shape[1] < 2:
