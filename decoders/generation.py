@@ -119,7 +119,7 @@ class Session:
         self.prompt_length, self.limit = len(self.prompt), max_new_tokens
         self.prefix = self.core.check_prefix(prefix)
         if prefix > self.prompt_length:
-            raise SettingError(f"prefix={prefix} is longer than the prompt of {self.prompt_length} tokens; the prefix is part of the prompt")
+            raise SettingError(f"prefix={prefix} is longer than the prompt of {self.prompt_length} tokens; it is part of the prompt")
         # The last new token is never an input, so it needs no position.
         capacity = self.prompt_length + max_new_tokens - 1
         if capacity > self.core.config.context:

@@ -24,9 +24,10 @@ RAW: dict[str, dict[str, Any]] = {
         "model_type": "hrm_text", "num_layers_per_stack": 2, "H_cycles": 4, "L_cycles": 2, "rms_norm_eps": 1e-6, "initializer_range": 0.02,
         "embedding_scale": 50.0, "prefix_lm": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
 }
-_KEYS = {"d_model": ("hidden_size",), "n_heads": ("num_attention_heads",), "d_head": ("head_dim",), "d_mlp": ("intermediate_size",),
-         "vocab_size": ("vocab_size",), "context": ("max_position_embeddings",), "tied": ("tie_word_embeddings",), "bos": ("bos_token_id",),
-         "eos": ("eos_token_id",)}
+_KEYS: dict[str, tuple[str, ...]] = {
+    "d_model": ("hidden_size",), "n_heads": ("num_attention_heads",), "d_head": ("head_dim",), "d_mlp": ("intermediate_size",),
+    "vocab_size": ("vocab_size",), "context": ("max_position_embeddings",), "tied": ("tie_word_embeddings",), "bos": ("bos_token_id",),
+    "eos": ("eos_token_id",)}
 KEYS: dict[str, dict[str, tuple[str, ...]]] = {
     "dory": _KEYS | {"n_heads": ("num_attention_heads", "num_key_value_heads"), "n_kv_heads": ("num_key_value_heads",),
                      "n_prelude": ("n_input_layers",), "n_core": ("n_recurrent_layers",), "n_coda": ("n_output_layers",),

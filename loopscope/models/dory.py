@@ -154,8 +154,9 @@ class DoryCore(LoopedCore):
             counts["n_recurrent_layers"] = need_int(raw, "n_recurrent_layers", 0)
         total = counts["n_input_layers"] + counts["n_recurrent_layers"] + counts["n_output_layers"]
         if total != counts["num_hidden_layers"] or len(types) != total:
-            raise CheckpointError(f"config.json: n_input_layers + n_recurrent_layers + n_output_layers = {total} should equal num_hidden_layers, "
-                                  f"found {counts['num_hidden_layers']}, and the length of layer_types, found {len(types)}")
+            raise CheckpointError(f"config.json: n_input_layers + n_recurrent_layers + n_output_layers = {total} should equal "
+                                  f"num_hidden_layers, found {counts['num_hidden_layers']}, and the length of layer_types, "
+                                  f"found {len(types)}")
         if halves == 2 and (any(n % 2 for n in counts.values()) or set(types[1::2]) != {"mlp"} or "mlp" in types[::2]):
             raise CheckpointError(f"config.json: with 'mlp' in layer_types every layer is an attention and an mlp entry, found {types!r}")
         sliding = tuple(kind == _SLIDING for kind in types[::halves])

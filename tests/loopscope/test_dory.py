@@ -142,7 +142,8 @@ def released_names(state: dict) -> dict:
             _, _, layer, rest = name.split(".", 3)
             first, second = 2 * int(layer), 2 * int(layer) + 1
             rest = {"lambda_1": f"{first}.attn_alpha", "lambda_2": f"{second}.mlp_alpha"}.get(rest, rest)
-            rest = rest.replace("self_attn.gate_proj", "self_attn.g_proj").replace("self_attn.", f"{first}.mixer.").replace("mlp.", f"{second}.mixer.")
+            rest = rest.replace("self_attn.gate_proj", "self_attn.g_proj").replace("self_attn.", f"{first}.mixer.")
+            rest = rest.replace("mlp.", f"{second}.mixer.")
             name = f"backbone.layers.{rest}"
         out[name.replace("model.embed_tokens", "backbone.embeddings")] = tensor
     return out
