@@ -10,6 +10,9 @@ from typing import Any
 from loopscope.errors import CheckpointError
 
 
+_MOST = {"n_prelude": 1024, "n_core": 1024, "n_coda": 1024, "depth": 65536, "context": 2**27, "vocab_size": 2**27, "d_model": 2**20}
+
+
 @dataclass(frozen=True)
 class LoopedConfig:
     """Sizes and constants of one looped model. `depth` is T, the checkpoint's own number of recurrences."""
@@ -52,6 +55,10 @@ class LoopedConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise CheckpointError(f"config: {name} must be a whole number of at least 0, found {value!r}")
+        # Numbers that only a damaged file holds; unchecked they would fill the memory before anything could be said about them.
+        for name, most in _MOST.items():
+            if getattr(self, name) > most:
+                raise CheckpointError(f"config: {name} {getattr(self, name)} is more than any model has; at most {most} is supported")
         if self.n_heads % self.n_kv_heads:
             raise CheckpointError(f"config: {self.n_heads} heads cannot share {self.n_kv_heads} key-value heads evenly")
         if self.d_head % 2:
@@ -79,6 +86,14 @@ def need_number(raw: Mapping[str, Any], key: str, zero: bool = False) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0 or (value == 0 and not zero):
         raise CheckpointError(f"config.json: {key} must be a finite number {'of at least' if zero else 'above'} 0, found {value!r}")
     return float(value)
+
+
+def need_bool(raw: Mapping[str, Any], key: str) -> bool:
+    """need(), and true or false."""
+    value = need(raw, key)
+    if not isinstance(value, bool):
+        raise CheckpointError(f"config.json: {key} must be true or false, found {value!r}")
+    return value
 
 
 def need_dict(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from loopscope.errors import CheckpointError
-from loopscope.models.config import LoopedConfig, as_ids, need, need_dict, need_heads, need_int, need_number, refuse
+from loopscope.models.config import LoopedConfig, as_ids, need, need_bool, need_dict, need_heads, need_int, need_number, refuse
 from loopscope.models.layers import Block, InterleavedRotary, SumSandwichBlock
 from loopscope.models.looped import LoopedCore
 
@@ -42,8 +42,8 @@ class HuginnCore(LoopedCore):
             d_head=need_heads(raw, d_model, n_heads), d_mlp=need_int(raw, "intermediate_size"),
             n_prelude=need_int(raw, "n_layers_in_prelude", 0), n_core=need_int(raw, "n_layers_in_recurrent_block"),
             n_coda=need_int(raw, "n_layers_in_coda", 0), depth=need_int(raw, "mean_recurrence"), context=need_int(raw, "block_size"),
-            norm_eps=need_number(raw, "norm_eps"), rope_theta=need_number(raw, "rope_base"), tied=bool(need(raw, "tie_embeddings")),
-            injects=True, embed_scale=scale, qk_bias=bool(need(raw, "qk_bias")),
+            norm_eps=need_number(raw, "norm_eps"), rope_theta=need_number(raw, "rope_base"), tied=need_bool(raw, "tie_embeddings"),
+            injects=True, embed_scale=scale, qk_bias=need_bool(raw, "qk_bias"),
             state_std=0.0 if raw.get("state_init") == "zero" else need_number(init, "std", zero=True) * scale,
             bos=raw.get("bos_token_id"), eos=as_ids(raw.get("eos_token_id")), pad=raw.get("pad_token_id"), raw=dict(raw))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopscope.errors import CheckpointError, UnknownModelError, closest
+from loopscope.models.layers import rotary_angles
 from loopscope.models.registry import config_from_dict, family_class, family_of
 from loopscope.models.tensors import Stored, open_tensors, read_json
 
@@ -61,6 +62,8 @@ def _fill(core: LoopedCore, stored: dict[str, Stored], device: torch.device, dty
     """Put tensors into a model built on the meta device, one official tensor at a time."""
     names = core.official_names(core.config)
     _check_names(core, stored, [theirs for group in names.values() for theirs in group])
+    if "freqs_cis" in stored:
+        _check_rotary(core, stored["freqs_cis"])
     shapes = {name: tuple(p.shape) for name, p in core.named_parameters()}
     for ours, group in names.items():
         _check_shape(core, ours, [stored[theirs] for theirs in group], shapes[ours])
@@ -84,7 +87,23 @@ def _check_names(core: LoopedCore, stored: dict[str, Stored], wanted: list[str])
         raise CheckpointError(f"{label} lacks {len(missing)} of {len(wanted)} tensors of a {core.family} model: {some(missing)}"
                               + (f" (it has {hint})" if hint else ""))
     if extra:
-        raise CheckpointError(f"{label} has {len(extra)} tensors that a {core.family} model of this config does not have: {some(extra)}")
+        raise CheckpointError(f"{label} has {len(extra)} tensor{'s' * (len(extra) > 1)} that a {core.family} model of this config does not have: {some(extra)}")
+
+
+def _check_rotary(core: LoopedCore, stored: Stored) -> None:
+    """The official code rotates by this stored table, ours by one computed from the config: they must be the same."""
+    config = core.config
+    expected = (1, config.context, 1, config.d_head // 2, 2)
+    if stored.shape != expected:
+        raise CheckpointError(f"{stored.path}: tensor {stored.name} should be {list(expected)}, as config.json has it, "
+                              f"found {list(stored.shape)}")
+    if config.context < 2:
+        return
+    angles = rotary_angles(config.d_head, config.rope_theta, 2, config.rope_scaling)[1]
+    table = stored.load(torch.device("cpu"), torch.float32)[0, 1, 0]
+    if not torch.allclose(table, torch.stack((angles.cos(), angles.sin()), -1).float(), atol=1e-2):  # it may be stored in bfloat16
+        raise CheckpointError(f"{stored.path}: tensor {stored.name} was made with other rotary frequencies than config.json's "
+                              f"(theta {config.rope_theta:g}, scaling {config.rope_scaling}); one of the two is wrong")
 
 
 def _check_shape(core: LoopedCore, ours: str, group: list[Stored], shape: tuple[int, ...]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from loopscope.errors import CheckpointError
-from loopscope.models.config import LoopedConfig, as_ids, need, need_heads, need_int, need_number, read_rope, refuse
+from loopscope.models.config import LoopedConfig, as_ids, need_bool, need_heads, need_int, need_number, read_rope, refuse
 from loopscope.models.layers import HalfRotary, PreNormBlock
 from loopscope.models.looped import LoopedCore
 
@@ -42,8 +42,8 @@ class NanbeigeCore(LoopedCore):
             # A list of loss weights outranks num_loops: one weight per loop before the last.
             depth=len(weights) + 1 if weights else need_int(raw, "num_loops"), context=need_int(raw, "max_position_embeddings"),
             norm_eps=need_number(raw, "rms_norm_eps"), rope_theta=theta, rope_scaling=scaling,
-            tied=bool(need(raw, "tie_word_embeddings")), injects=False,
-            variant="norm once" if raw.get("skip_loop_final_norm") else "norm every loop", bos=raw.get("bos_token_id"),
+            tied=need_bool(raw, "tie_word_embeddings"), injects=False,
+            variant="norm once" if need_bool(raw, "skip_loop_final_norm") else "norm every loop", bos=raw.get("bos_token_id"),
             eos=as_ids(raw.get("eos_token_id")), pad=raw.get("pad_token_id"), raw=dict(raw))
 
     @classmethod

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from loopscope.attention import Pair, Plan, core_plan, outer_plan
 from loopscope.cache import DepthCache
 from loopscope.errors import CheckpointError, SettingError
-from loopscope.models.config import LoopedConfig, need, need_dict, need_int, need_number, refuse
+from loopscope.models.config import LoopedConfig, need, need_bool, need_dict, need_int, need_number, refuse
 from loopscope.models.layers import Block, InterleavedRotary, RMSNorm, SelfAttention
 from loopscope.models.looped import LoopedCore
 from loopscope.rows import ALIGNED, Chain, ReadPolicy, Rows
@@ -165,11 +165,11 @@ class ParcaeCore(LoopedCore):
             context=need_int(raw, "block_size"), norm_eps=need_number(raw, "norm_eps"),
             rope_theta=need_number(rope, "rope_base"),
             rope_scaling=None if condense == 1 else {"rope_type": "linear", "factor": condense},
-            tied=bool(need(raw, "tie_embeddings")), injects=True,
+            tied=need_bool(raw, "tie_embeddings"), injects=True,
             state_std=0.0 if raw["state_init"] == "zero" else math.sqrt(2 / (5 * d_model)),
             gated=tuple(i for i in range(layers) if i % 2 == gates % 2),
             valued=tuple(i for i in range(layers) if i % 2 == (layers - 1) % 2 == gates % 2),
-            prelude_norm=bool(need(raw, "prelude_norm")), qk_norm=bool(need(raw, "qk_norm")), raw=dict(raw))
+            prelude_norm=need_bool(raw, "prelude_norm"), qk_norm=need_bool(raw, "qk_norm"), raw=dict(raw))
 
     @classmethod
     def config_of(cls, raw: Mapping[str, Any], names: Collection[str] | None = None) -> ParcaeConfig:

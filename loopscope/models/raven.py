@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from loopscope.errors import CheckpointError
-from loopscope.models.config import LoopedConfig, as_ids, need, need_dict, need_heads, need_int, need_number, read_rope, refuse
+from loopscope.models.config import LoopedConfig, as_ids, need, need_bool, need_dict, need_heads, need_int, need_number, read_rope, refuse
 from loopscope.models.huginn import HuginnCore
 from loopscope.models.layers import Block, HalfRotary, PostNormBlock, PreNormBlock
 
@@ -70,7 +70,7 @@ class RavenCore(HuginnCore):
             n_prelude=need_int(raw, "n_layers_in_prelude", 0), n_core=need_int(raw, "n_layers_in_recurrent_block"),
             n_coda=need_int(raw, "n_layers_in_coda", 0), depth=need_int(raw, "mean_recurrence"), context=context,
             norm_eps=need_number(raw, "norm_eps"), rope_theta=theta, rope_scaling=scaling,
-            tied=bool(need(raw, "tie_embeddings")), injects=True, embed_scale=scale, qk_bias=bool(need(raw, "qk_bias")),
+            tied=need_bool(raw, "tie_embeddings"), injects=True, embed_scale=scale, qk_bias=need_bool(raw, "qk_bias"),
             # Read, never recomputed: converted models keep the value of Huginn's width.
             state_std=0.0 if raw["state_init"] == "zero" else need_number(init, "std", zero=True) * scale,
             variant=variant_of(raw), bos=raw.get("bos_token_id"), eos=as_ids(raw.get("eos_token_id")),
