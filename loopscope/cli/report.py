@@ -194,10 +194,12 @@ def _facts(names, size: Size, seed: int, threads: int, quick: bool, seconds: flo
 
 
 def finish(folder: Path, tables: dict[str, Any], facts: dict[str, Any], findings: list[dict[str, Any]]) -> None:
-    """Tables, manifest, figures and report.html of a run."""
+    """Tables, manifest, figures and report.html of a run; tables in the order in which a reader meets them."""
+    from figures.gallery import TABLES
     from figures.report import write_report
     from loopscope.records import write_table, write_text
 
+    tables = {kind: tables[kind] for kind in (*TABLES, *sorted(set(tables) - set(TABLES))) if kind in tables}
     for kind, frame in tables.items():
         write_table(frame, folder / "tables" / f"{kind}.parquet")
     write_text(json.dumps(facts | {"findings": findings}, indent=1, default=str) + "\n", folder / "manifest.json")
@@ -217,7 +219,7 @@ def redraw(folder: str, out: str | None) -> str:
     except (OSError, ValueError, AttributeError) as error:
         raise RunFolderError(f"{source / 'manifest.json'} cannot be read: {error}; give a folder that `loopscope report` made") from error
     if out is None:
-        write_report(source, tables, facts, findings)
+        finish(source, tables, facts, findings)
         return f"report: {source / 'report.html'}"
     with run_folder(out) as part:
         finish(part, tables, facts, findings)
