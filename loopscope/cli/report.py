@@ -209,7 +209,6 @@ def finish(folder: Path, tables: dict[str, Any], facts: dict[str, Any], findings
 def redraw(folder: str, out: str | None) -> str:
     """Figures and report.html again, from a run's tables and manifest; returns a line that says where."""
     from figures.redraw import read_tables
-    from figures.report import write_report
 
     source = Path(folder)
     tables = read_tables(source)
