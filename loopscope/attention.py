@@ -8,7 +8,7 @@ Forest (which probes use).
 from __future__ import annotations
 
 from copy import copy
-from typing import TYPE_CHECKING, Callable, Optional
+from typing import TYPE_CHECKING, Callable, Optional, cast
 
 import torch
 import torch.nn.functional as F
@@ -300,19 +300,25 @@ def core_plan(rows: Rows, cache: DepthCache | None, policy: ReadPolicy = ALIGNED
     if isinstance(rows, Wave):
         if not policy.aligned:
             raise SettingError("a wave reads each row at its own depth; a foreign read policy needs rows of another kind")
-        return WavePlan(cache, rows) if len(set(rows.depths)) > 1 else _slotted(Chain(rows.start, rows.count, rows.depths[0]), cache, policy)
+        if len(set(rows.depths)) > 1:
+            return WavePlan(cache, rows)
+        rows = Chain(rows.start, rows.count, rows.depths[0])
     return _slotted(rows, cache, policy)
 
 
-def _slotted(rows: Rows, cache: DepthCache, policy: ReadPolicy) -> Plan:
+def _slotted(rows: Chain | At | Draft | Forest, cache: DepthCache, policy: ReadPolicy) -> Plan:
+    if policy is not ALIGNED and cache.slots < cache.depth and not policy.aligned:
+        raise SettingError(f"the {cache.depth} depths of this cache share {cache.slots} K/V slot(s), so there is no other depth to read; "
+                           "read policies need a slot per depth")
     if isinstance(rows, Forest) and not isinstance(rows.depth, int):
         own = [cache.slot(r) for r in rows.depth]
         k_slots = own if policy.k is None else [cache.slot(policy.k)] * rows.count
         v_slots = own if policy.v is None else [cache.slot(policy.v)] * rows.count
         return ForestPlan(cache, rows, k_slots, v_slots)
     # The row's own depth is looked up only where it is read: a carried draft state may have run deeper than the cache.
-    k_slot = cache.slot(rows.depth if policy.k is None else policy.k)
-    v_slot = cache.slot(rows.depth if policy.v is None else policy.v)
+    own_depth = cast(int, rows.depth)
+    k_slot = cache.slot(own_depth if policy.k is None else policy.k)
+    v_slot = cache.slot(own_depth if policy.v is None else policy.v)
     if isinstance(rows, Forest):
         return ForestPlan(cache, rows, [k_slot], [v_slot])
     if isinstance(rows, At):

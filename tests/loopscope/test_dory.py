@@ -253,6 +253,14 @@ def test_a_shared_slot_is_refused_by_all_but_autoregression(random_core, decoder
     assert len(Autoregressive().generate(core, [1, 2, 3], 4).tokens) == 4
 
 
+def test_a_shared_slot_has_no_other_depth_to_read(random_core):
+    core = random_core("dory", kv_slots=1)
+    x = torch.zeros(1, 2, core.config.d_model, dtype=torch.float64)
+    with pytest.raises(SettingError, match="4 depths of this cache share 1 K/V slot"):
+        core.recur(x, x, Chain(0, 2, 1), core.make_cache(4), ReadPolicy(4, 4))
+    core.recur(x, x, Chain(0, 2, 1), core.make_cache(4), ReadPolicy())
+
+
 def test_every_hook_fires_once(random_core):
     from loopscope.hook_names import hook_names
     from loopscope.models.hooked import LoopedModel

@@ -272,3 +272,29 @@ def test_the_state_shown_is_what_the_head_reads_at_the_last_depth(random_core):
     logits = core(torch.arange(6), tap=tap)
     torch.testing.assert_close(core.unembed(tap["depth.3.hook_state"]), logits)
     assert torch.equal(tap["hook_final"], tap["depth.3.hook_state"])
+
+
+@pytest.mark.parametrize("prefix", [0, 3])
+def test_rows_do_not_depend_on_their_batch_and_chunks_equal_one_pass(random_core, prefix):
+    core = random_core("hrm_text")
+    tokens = torch.randint(0, 256, (3, 11), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        together = core(tokens, prefix=prefix)
+        for row in range(3):
+            torch.testing.assert_close(core(tokens[row], prefix=prefix)[0], together[row], atol=1e-11, rtol=0)
+        for sizes in ([11], [3, 1, 1, 6], [4] + [1] * 7):
+            cache = core.make_cache(11, batch=3)
+            parts = [core(chunk, cache=cache, prefix=prefix) for chunk in tokens.split(sizes, dim=1)]
+            torch.testing.assert_close(torch.cat(parts, 1), together, atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["dory", "hrm_text"])
+def test_values_are_a_map_of_what_the_block_says_its_attention_reads(random_core, family):
+    """The random-map null of the probes builds on it."""
+    from loopscope.tap import RecordingTap
+
+    core, tap = random_core(family), RecordingTap(lambda name: name.startswith("depth.2.blocks.1."))
+    core(torch.arange(6), depth=2, tap=tap)
+    reads = core.blocks[1].attention_input(tap["depth.2.blocks.1.hook_resid_pre"])
+    weight = core.blocks[1].attn.qkv.weight[-core.config.n_kv_heads * core.config.d_head :]
+    torch.testing.assert_close((reads @ weight.T).unflatten(-1, (-1, core.config.d_head)), tap["depth.2.blocks.1.attn.hook_v"])
