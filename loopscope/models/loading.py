@@ -61,7 +61,7 @@ def load_core(source: str | os.PathLike, device: str | torch.device | None = Non
 def _fill(core: LoopedCore, stored: dict[str, Stored], device: torch.device, dtype: torch.dtype) -> None:
     """Put tensors into a model built on the meta device, one official tensor at a time."""
     names = core.official_names(core.config)
-    _check_names(core, stored, [theirs for group in names.values() for theirs in group])
+    check_names(core, stored)
     if "freqs_cis" in stored:
         _check_rotary(core, stored["freqs_cis"])
     shapes = {name: tuple(p.shape) for name, p in core.named_parameters()}
@@ -73,7 +73,9 @@ def _fill(core: LoopedCore, stored: dict[str, Stored], device: torch.device, dty
         setattr(core.get_submodule(module), leaf, torch.nn.Parameter(tensor.reshape(shapes[ours]), requires_grad=False))
 
 
-def _check_names(core: LoopedCore, stored: dict[str, Stored], wanted: list[str]) -> None:
+def check_names(core: LoopedCore, stored: dict[str, Stored]) -> None:
+    """Raises CheckpointError unless these are the tensors that the model's config asks for."""
+    wanted = [theirs for group in core.official_names(core.config).values() for theirs in group]
     missing = [name for name in wanted if name not in stored]
     extra = sorted(set(stored) - set(wanted) - set(core.optional_names(core.config)))
     files = sorted({tensor.path for tensor in stored.values()})
@@ -87,7 +89,8 @@ def _check_names(core: LoopedCore, stored: dict[str, Stored], wanted: list[str])
         raise CheckpointError(f"{label} lacks {len(missing)} of {len(wanted)} tensors of a {core.family} model: {some(missing)}"
                               + (f" (it has {hint})" if hint else ""))
     if extra:
-        raise CheckpointError(f"{label} has {len(extra)} tensor{'s' * (len(extra) > 1)} that a {core.family} model of this config does not have: {some(extra)}")
+        raise CheckpointError(f"{label} has {len(extra)} tensor{'s' * (len(extra) > 1)} that a {core.family} model of this config does not "
+                              f"have: {some(extra)}")
 
 
 def _check_rotary(core: LoopedCore, stored: Stored) -> None:

@@ -64,6 +64,11 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def has_tensors(folder: Path) -> bool:
+    """Whether a folder has safetensors files, or an index of them."""
+    return (folder / INDEX).is_file() or any(folder.glob("*.safetensors"))
+
+
 def open_tensors(folder: Path, pickled: bool = False) -> dict[str, Stored]:
     """Tensor name -> Stored, of every weight file of a checkpoint folder. `pickled`: a pytorch_model.bin may stand in.
 

@@ -87,7 +87,8 @@ CASES = {
     "truncated": ("ouro", lambda c: c.truncate(0.6), [WEIGHTS, "bytes", "truncated or corrupt"]),
     "empty file": ("ouro", lambda c: c.truncate(0), [WEIGHTS, "(0 bytes)", "truncated or corrupt"]),
     "not safetensors": ("ouro", lambda c: (c.folder / WEIGHTS).write_bytes(b"PK" * 500), [WEIGHTS, "not a readable safetensors file"]),
-    "header beyond the file": ("ouro", lambda c: c.header(lambda h: h["lm_head.weight"].update(data_offsets=[0, 10**9])), [WEIGHTS, "not a readable"]),
+    "header beyond the file": ("ouro", lambda c: c.header(lambda h: h["lm_head.weight"].update(data_offsets=[0, 10**9])),
+                               [WEIGHTS, "not a readable"]),
     "no tensors": ("ouro", lambda c: save_file({}, c.folder / WEIGHTS), [WEIGHTS, "holds no tensors"]),
     "two files without an index": ("ouro", lambda c: [shutil.copy(c.folder / WEIGHTS, c.folder / f"{x}.safetensors") for x in "ab"]
                                    and (c.folder / WEIGHTS).unlink(), ["2 safetensors files", "model.safetensors.index.json"]),

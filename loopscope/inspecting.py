@@ -1,0 +1,100 @@
+"""What a checkpoint is, from its config and its file headers: nothing of its weights is read.
+
+    inspect_checkpoint("tiny-ouro")            -> Inspection; print it, or use its fields
+    inspect_checkpoint("some/folder")             with weights: the tensor names are held to the config as well
+    inspect_checkpoint("some/config.json")        a config alone is enough
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from loopscope.errors import CheckpointError
+from loopscope.models.config import LoopedConfig
+from loopscope.models.loading import check_names, find_checkpoint
+from loopscope.models.registry import config_from_dict, family_class
+from loopscope.models.tensors import has_tensors, open_tensors, read_json
+
+# First part of our own parameter names -> part of the model.
+_PARTS = {"wte": "embedding", "prelude": "prelude", "blocks": "core", "low": "core", "adapter": "injection", "coda": "coda", "head": "head",
+          "value_embeds": "value embeddings"}
+_REST = "norms, gates, read-out"
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """parameters: count by part. kv_elements: K/V numbers that one token occupies, by slot policy. weights: what was found."""
+
+    source: str
+    config: LoopedConfig
+    parameters: dict[str, int]
+    kv_elements: dict[str, int]
+    weights: str
+
+    @property
+    def total(self) -> int:
+        return sum(self.parameters.values())
+
+    def kv_bytes(self, policy: str = "per depth", dtype: torch.dtype = torch.bfloat16) -> int:
+        """Bytes of K/V that one token occupies: "per depth" (what lossless decoding keeps) or "shared" (one slot for all depths)."""
+        return self.kv_elements[policy] * dtype.itemsize
+
+    def __str__(self) -> str:
+        c = self.config
+        heads = f"{c.n_heads} heads" if c.n_heads == c.n_kv_heads else f"{c.n_heads} heads on {c.n_kv_heads} key-value heads"
+        calls = c.n_prelude + c.n_coda + c.depth * c.n_core * (1 + c.inner_cycles)
+        inner = f" of 1 slow and {c.inner_cycles} fast cycles" if c.inner_cycles else ""
+        scaling = "" if c.rope_scaling is None else f", {c.rope_scaling['rope_type']} scaling by {c.rope_scaling['factor']:g}"
+        own = "shared" if c.kv_slots else "per depth"
+        start = f"random, standard deviation {c.state_std:.4g}" if c.state_std else "the embedding" if c.state_std is None else "zero"
+        lines = [
+            ("family", c.family + (f" ({c.variant})" if c.variant else "")),
+            ("loops", f"T = {c.depth}{inner}"),
+            ("layers", f"{c.n_prelude} prelude + {c.n_core} looped + {c.n_coda} coda; {calls} layer calls per token"),
+            ("width", f"{c.d_model}; {heads} of {c.d_head}; MLP {c.d_mlp}"),
+            ("vocabulary", f"{c.vocab_size} tokens{', tied head' if c.tied else ''}"),
+            ("context", f"{c.context} positions; rotary theta {c.rope_theta:g}{scaling}"),
+            ("start state", start),
+            *((name, f"{self.kv_bytes(policy):,} bytes per token in bfloat16{' (this model)' if policy == own else ''}")
+              for policy, name in (("per depth", "K/V, a slot per depth"), ("shared", "K/V, one shared slot"))),
+            ("parameters", f"{self.total:,}"),
+            *((f"  {part}", f"{count:,}") for part, count in self.parameters.items() if count),
+            ("weights", self.weights),
+        ]
+        return "\n".join([self.source, *(f"  {name:25}{text}" for name, text in lines)])
+
+
+def inspect_checkpoint(source: str | os.PathLike) -> Inspection:
+    """source: a shipped model's name, a checkpoint folder, or a config.json. Raises UnknownModelError, CheckpointError."""
+    path = Path(source).expanduser()
+    alone = path.is_file()
+    folder = path.parent if alone else find_checkpoint(source)
+    raw = read_json(path if alone else folder / "config.json")
+    stored = open_tensors(folder) if not alone and has_tensors(folder) else None
+    config = config_from_dict(raw, None if stored is None else stored.keys())
+    with torch.device("meta"):
+        core = family_class(config.family)(config)
+    if stored is None:
+        weights = "none here; what only tensor names can tell was assumed"
+    else:
+        size = sum(file.stat().st_size for file in {tensor.path for tensor in stored.values()})
+        try:
+            check_names(core, stored)
+            weights = f"{len(stored)} tensors, all that the config asks for; {size / 1e6:,.1f} MB"
+        except CheckpointError as error:
+            weights = f"INCOMPLETE: {error}"
+    parameters = dict.fromkeys((*dict.fromkeys(_PARTS.values()), _REST), 0)
+    for name, p in core.named_parameters():
+        parameters[_PARTS.get(name.partition(".")[0], _REST)] += p.numel()
+    kv = {name: _kv_elements(replace(config, kv_slots=slots)) for name, slots in (("per depth", None), ("shared", 1))}
+    return Inspection(str(source), config, parameters, kv, weights)
+
+
+def _kv_elements(config: LoopedConfig) -> int:
+    slots = config.kv_slots or config.depth
+    layers = config.n_prelude + config.n_coda + slots * config.n_core * (1 + config.inner_cycles)
+    return 2 * layers * config.n_kv_heads * config.d_head
