@@ -159,6 +159,21 @@ def figures(folder: Annotated[str, typer.Argument(metavar="DIR", help="A run fol
     typer.echo(redraw(folder, out))
 
 
+@app.command(short_help="What a checkpoint is, without loading it.")
+@guarded
+def inspect(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A shipped model's name, a checkpoint folder, or a config.json.")],
+) -> None:
+    """Say what a checkpoint is: family, loops, layers, widths, K/V per token, and parameters by part.
+
+    Reads the config and the headers of the weight files, never the weights. Tensors that are missing, or that the config does
+    not ask for, are named.
+    """
+    from loopscope.inspecting import inspect_checkpoint
+
+    typer.echo(inspect_checkpoint(source))
+
+
 @app.command("gpu-check", short_help="Check every decoder on a device.")
 @guarded
 def gpu_check(device: Annotated[str, typer.Option(help="cuda, cuda:1, cpu ...")] = "cuda",
