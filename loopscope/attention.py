@@ -119,8 +119,11 @@ class ChainPlan(Plan):
     """Rows at start..start+n-1, keys read and written in slot `k_slot`, values in `v_slot`.
 
     Under a foreign read policy the slots are those of (kappa, nu): the rows' own current K/V are written into the
-    same buffers just beyond the prefix, so that one view holds [C at the policy's depth ; U current].
+    same buffers just beyond the prefix, so that one view holds [C at the policy's depth ; U current]. Keys before `low`
+    lie outside every row's window and are not even looked at, unless a tap wants the whole pattern.
     """
+
+    low = 0
 
     def __init__(self, cache: DepthCache, rows: Chain, k_slot: int, v_slot: int) -> None:
         self.start, self.count, self.end = rows.start, rows.count, rows.start + rows.count
@@ -139,9 +142,18 @@ class ChainPlan(Plan):
         keys, values = cached[0].select(1, self.k_slot), cached[1].select(1, self.v_slot)
         keys.narrow(2, self.start, self.count).copy_(k.transpose(1, 2))
         values.narrow(2, self.start, self.count).copy_(v.transpose(1, 2))
-        z = softmax_attention(q.transpose(1, 2), keys.narrow(2, 0, self.end), values.narrow(2, 0, self.end),
-                              self.mask, self.causal, pattern)
+        low, mask = (self.low, self.near) if self.low and pattern is None else (0, self.mask)
+        z = softmax_attention(q.transpose(1, 2), keys.narrow(2, low, self.end - low), values.narrow(2, low, self.end - low),
+                              mask, self.causal, pattern)
         return z.transpose(1, 2)
+
+    def _narrowed(self, window):
+        if self.end <= window:
+            return self
+        other = super()._narrowed(window)
+        other.low = max(0, self.start + 1 - window)
+        other.near = None if self.count == 1 else other.mask[:, other.low :]
+        return other
 
     def _places(self):
         at = torch.arange(self.end, device=self.cache.device)
