@@ -9,7 +9,7 @@ from typing import Any
 WIDTH, HEADS, MLP, VOCAB, CONTEXT = 128, 4, 352, 1024, 512
 
 
-def huginn_config(core_layers: int = 1) -> dict[str, Any]:
+def huginn_config(core_layers: int = 2) -> dict[str, Any]:
     """The official ``config.json`` keys of a small Huginn (``huginn_raven``)."""
     std = math.sqrt(2 / (5 * WIDTH))
     layers = 2 + core_layers
