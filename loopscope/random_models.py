@@ -100,6 +100,7 @@ def random_config(family: str, **overrides: Any) -> dict[str, Any]:
     return raw
 
 
+@torch.inference_mode(False)  # as in load_core: what is made inside inference mode must give gradients outside it
 def make_random_core(family: str, *, seed: int = 0, gain: float = 1.0, dtype: torch.dtype = torch.float64,
                      **config_overrides: Any) -> LoopedCore:
     """A tiny random LoopedCore in evaluation mode; the same for the same arguments on every machine.

@@ -41,6 +41,7 @@ def find_checkpoint(source: str | os.PathLike) -> Path:
                             + (f"; did you mean {hint}?" if hint else ""))
 
 
+@torch.inference_mode(False)  # a model loaded inside inference mode must still be able to give gradients later
 def load_core(source: str | os.PathLike, device: str | torch.device | None = None,
               dtype: torch.dtype | None = None) -> LoopedCore:
     """A LoopedCore in evaluation mode, with its tokenizer where the folder holds one. Default dtype: float32."""

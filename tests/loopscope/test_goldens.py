@@ -100,3 +100,12 @@ def test_what_was_loaded_can_be_written_and_loaded_again_bit_for_bit(cases, fami
     for (name, a), (other, b) in zip(core.named_parameters(), again.named_parameters(), strict=True):
         assert name == other and torch.equal(a, b)
     assert sorted(p.name for p in (tmp_path / "copy").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_a_model_loaded_inside_inference_mode_gives_gradients_outside_it(goldens):
+    with torch.inference_mode():
+        core = load_core(goldens / "huginn")
+        core(torch.tensor([[1, 2, 3]]))  # the rotary table and start states are made here
+    state = core.start(core.embed(torch.tensor([[1, 2, 3]]))).clone().requires_grad_()
+    core.read(core.recur(state, core.embed(torch.tensor([[1, 2, 3]])))).sum().backward()
+    assert state.grad.abs().sum() > 0
