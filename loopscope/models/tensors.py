@@ -11,6 +11,7 @@ import pickle
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -102,7 +103,14 @@ def _headers(path: Path) -> dict[str, Stored]:
         raise CheckpointError(f"{path} ({size}) is not a readable safetensors file (truncated or corrupt?): {error}") from error
     if not shapes:
         raise CheckpointError(f"{path} holds no tensors")
-    return {name: Stored(path, name, shape, lambda name=name: handle.get_tensor(name)) for name, shape in shapes.items()}
+    del handle
+
+    def load(name: str) -> torch.Tensor:
+        # Opened anew for every tensor: a file that stays mapped keeps in memory what has been converted and is needed no more.
+        with safe_open(path, framework="pt") as file:
+            return file.get_tensor(name)
+
+    return {name: Stored(path, name, shape, partial(load, name)) for name, shape in shapes.items()}
 
 
 def _indexed(folder: Path, index: Path) -> dict[str, Stored]:
@@ -130,6 +138,10 @@ def _indexed(folder: Path, index: Path) -> dict[str, Stored]:
     return found
 
 
+def _held(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 def _unpickled(path: Path) -> dict[str, Stored]:
     warnings.warn(f"{path} is a pickle, a format that can run code when it is opened; it is read with torch.load(weights_only=True), "
                   "which builds nothing but tensors. Save the loaded model (save_pretrained) to have safetensors from then on.",
@@ -142,4 +154,4 @@ def _unpickled(path: Path) -> dict[str, Stored]:
         raise CheckpointError(f"{path} is not a readable checkpoint (truncated or corrupt?): {str(error).splitlines()[0]}") from error
     if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in state.items()) or not state:
         raise CheckpointError(f"{path} should hold a dictionary of tensors by name, found {type(state).__name__}")
-    return {name: Stored(path, name, tuple(t.shape), lambda t=t: t) for name, t in state.items()}
+    return {name: Stored(path, name, tuple(t.shape), partial(_held, t)) for name, t in state.items()}
