@@ -44,8 +44,9 @@ FULL = Size()
 QUICK = Size(probe_prompts=6, grid_prompts=3, new_tokens=32, max_positions=24, bench_prompts=4, bench_tokens=48, repeats=1, trace_tokens=24,
              calibrate_seconds=4.0)
 # Rough seconds of each stage at full size on one core, for the time left.
-_WEIGHTS = {"calibrate": 6.0, "continue": 5.0, "convergence": 8.0, "depth lens": 3.0, "prefix channels": 20.0, "depth grid": 10.0,
-            "plan": 3.0, "benchmark": 30.0, "schedules": 3.0, "figures": 40.0}
+_WEIGHTS = {"calibrate": 2.0, "continue": 4.5, "convergence": 1.5, "depth lens": 1.0, "prefix channels": 13.0, "depth grid": 2.5,
+            "plan": 1.5, "benchmark": 50.0, "schedules": 1.0}
+_FIGURES, _QUICK_SHARE = 50.0, 0.25
 
 
 def write_run(names: Sequence[str], out: str | Path, *, quick: bool, seed: int, threads: int) -> str:
@@ -58,9 +59,9 @@ def write_run(names: Sequence[str], out: str | Path, *, quick: bool, seed: int, 
     size, begin = QUICK if quick else FULL, time.monotonic()
     with run_folder(out) as part:
         cores = {_name(source): open_model(source, threads) for source in names}  # a wrong name is said before anything runs
-        stages = [stage for core in cores.values() for stage in _stages(core)] + ["figures"]
+        weights = [_WEIGHTS[stage] * (_QUICK_SHARE if quick else 1) for core in cores.values() for stage in _stages(core)]
         run = Run(size, seed)
-        with Stages([_WEIGHTS[stage] for stage in stages]) as progress:
+        with Stages([*weights, _FIGURES]) as progress:
             for name, core in cores.items():
                 run.study(name, core, progress)
             with progress.stage("figures and report"):
