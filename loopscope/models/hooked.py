@@ -171,6 +171,9 @@ class LoopedModel(TextMixin, HookedRootModule):
     def start(self, x: Tensor, rows: Rows | None = None, **options: Any) -> Tensor:
         return self.core.start(x, rows, **options)
 
+    def carrying(self, state: Tensor, x: Tensor) -> Tensor:
+        return self.core.carrying(state, x)
+
     def recur(self, state: Tensor, x: Tensor, rows: Rows | None = None, cache: DepthCache | None = None,
               policy: ReadPolicy = ALIGNED) -> Tensor:
         self.grow(max((rows or Chain(0, 1)).depths))
