@@ -160,7 +160,7 @@ def _wavefront(decoder, agreement, u, depth, p, c) -> Prediction | None:
     spawned = ticks / d  # one prelude and one draft readout every d ticks, and one verify readout per token
     together = tokens if depth % d == 0 else 0.0
     readout = together * u("readout", 2, "at") + (spawned - together + tokens - together) * c
-    return Prediction(ticks / tokens, (recur + spawned * p + readout) / tokens, tokens - 1)
+    return Prediction(ticks / tokens, (recur + spawned * p + readout) / tokens, alpha / (1 - alpha) if alpha < 1 else math.inf)
 
 
 def _das_wave(decoder, agreement, u, depth, p, c, injects) -> Prediction | None:
