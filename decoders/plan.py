@@ -193,16 +193,23 @@ def _intervals(decoders: Sequence[Decoder], found: Findings, calibration: Calibr
 def _evidence(best: Decoder, rivals: Sequence[str], predicted: Mapping[str, Prediction], found: Findings, depth: int) -> str:
     """Why the winner wins, in one sentence of numbers."""
     p, ar = predicted[best.label], predicted["AR"]
+    against = next((label for label in rivals if label != "AR"), None)
     if isinstance(best, Autoregressive):
-        return (f"{LABEL}: AR, since no draft is right often enough to pay for its check: the nearest, {rivals[0] if rivals else 'none'}, "
-                "is predicted to be slower.")
+        reason = "no draft was measured"
+        if against:
+            reason = (f"the best other, {against}, would need {predicted[against].calls_per_token:.2f} block calls per token instead of "
+                      f"{depth}, but ones that cost more than they save")
+        return f"The {LABEL} is AR: {reason}."
     d = getattr(best, "draft_depth", getattr(best, "updates", 1))
     policy = getattr(best, "read", "aligned")
     right = found.agreement(policy, d, 1)
-    how = (f"a draft after {d} of {depth} recurrences ({policy.replace('_', ' ')} reads) already names the full-depth token "
-           f"{right:.0%} of the time" if right is not None else f"{p.accepted:.1f} drafts are accepted per check")
-    against = next((label for label in rivals if label != "AR"), None)
-    beats = f", against {predicted[against].calls_per_token:.2f} for {against}" if against else ""
+    how = f"{p.accepted:.1f} drafts are accepted per check"
+    if right is not None:
+        how = (f"a draft after {d} of {depth} recurrences ({policy.replace('_', ' ')} reads) already names the full-depth token "
+               f"{right:.0%} of the time")
+    text = f"The {LABEL} is {best.label}: {how}, so a token costs {p.calls_per_token:.2f} block calls instead of {ar.calls_per_token:.0f}"
+    if against:
+        calls = predicted[against].calls_per_token
+        text += f" ({against} would need {calls:.2f}{', but dearer ones' if calls < p.calls_per_token else ''})"
     speedup = ar.seconds_per_token / p.seconds_per_token
-    return (f"{LABEL}: {best.label}, because {how}, so a token costs {p.calls_per_token:.2f} block calls instead of "
-            f"{ar.calls_per_token:.0f}{beats}, which by the call times of this machine is {speedup:.1f}x the speed of AR.")
+    return f"{text}; by the call times of this machine that is {speedup:.1f}x the speed of AR."
