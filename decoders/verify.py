@@ -57,7 +57,8 @@ class Verdict:
 
     def __str__(self) -> str:
         return (f"{self.generation.decoder}: tokens {'equal' if self.tokens_equal else 'DIFFER'}; K/V gap {self.cache_gap:.1e} "
-                f"(tolerance {self.cache_tolerance:.1e}); calls {tuple(self.counted)}, predicted {self.predicted and tuple(self.predicted)}")
+                f"(tolerance {self.cache_tolerance:.1e}); calls {tuple(self.counted)}, "
+                f"predicted {self.predicted and tuple(self.predicted)}")
 
 
 @torch.inference_mode()
@@ -115,6 +116,7 @@ def predicted_counts(decoder: Decoder, generation: Generation, session: Session)
     if isinstance(decoder, DraftThenVerify):
         return draft_then_verify_counts(accepts, n, depth, decoder.draft_depth, decoder.block, decoder.read == "aligned"), False
     if isinstance(decoder, DASWave):
-        most = das_wave_counts(generation.accept_lengths, n, depth, decoder.rounds, decoder.updates, decoder.capacity, decoder.initial_width)
+        most = das_wave_counts(generation.accept_lengths, n, depth, decoder.rounds, decoder.updates, decoder.capacity,
+                               decoder.initial_width)
         return most, decoder.carry is None and not session.core.config.injects
     return autoregressive_counts(n, depth), False

@@ -64,8 +64,8 @@ def check(device: str = "cuda", *, toy: bool = False, seed: int = 0, say=lambda 
                 timings += [{**facts, **record} for record in _timings(build(dtype, where))]
             say(f"{name} {dtype}: {time.perf_counter() - begin:.0f} s")
     hardware = torch.cuda.get_device_name(where) if where.type == "cuda" else platform.machine()
-    return {"device": str(where), "hardware": hardware, "torch": torch.__version__, "python": platform.python_version(), "seed": seed, "toy": toy,
-            "decodes": decodes, "timings": timings}
+    return {"device": str(where), "hardware": hardware, "torch": torch.__version__, "python": platform.python_version(), "seed": seed,
+            "toy": toy, "decodes": decodes, "timings": timings}
 
 
 def _device(name: str) -> torch.device:

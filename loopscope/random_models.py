@@ -84,7 +84,10 @@ FAMILIES = tuple(_RAW)
 
 
 def random_config(family: str, **overrides: Any) -> dict[str, Any]:
-    """An official config.json of a tiny model; "raven_olmo" is the OLMo wiring of "raven". `overrides` use LoopedConfig's names (depth, n_core, context, ...)."""
+    """An official config.json of a tiny model; "raven_olmo" is the OLMo wiring of "raven".
+
+    `overrides` use LoopedConfig's names (depth, n_core, context, ...).
+    """
     if family not in _RAW:
         raise SettingError(f"no random model of family {family!r}; known: {', '.join(FAMILIES)}")
     raw, keys = dict(_RAW[family]), _KEYS[family]
@@ -95,7 +98,8 @@ def random_config(family: str, **overrides: Any) -> dict[str, Any]:
     if family in ("huginn", "raven", "raven_olmo"):
         width = raw["n_embd"]
         std = math.sqrt(2 / (5 * width))
-        raw["init_values"] = {"std": std, "embedding": std, "out_proj": std / math.sqrt(10), "embed_scale": math.sqrt(width) if family == "huginn" else 1.0}
+        scale = math.sqrt(width) if family == "huginn" else 1.0
+        raw["init_values"] = {"std": std, "embedding": std, "out_proj": std / math.sqrt(10), "embed_scale": scale}
     native.finish(family, raw)
     return raw
 

@@ -38,7 +38,8 @@ class Result:
     def __post_init__(self) -> None:
         missing = [c for c in self.columns if c not in self.frame.columns]
         if missing:
-            raise RunFolderError(f"a {self.kind} table needs the columns {', '.join(missing)}; found {', '.join(map(str, self.frame.columns))}")
+            found = ", ".join(map(str, self.frame.columns))
+            raise RunFolderError(f"a {self.kind} table needs the columns {', '.join(missing)}; found {found}")
 
     def to_frame(self) -> pd.DataFrame:
         """The tidy table, one row per observation (a copy)."""

@@ -64,7 +64,8 @@ def test_seed_and_start_state_reach_every_decoder(decoder):
 def test_prompts_may_be_ids_tensors_or_nothing_else(core):
     want = Autoregressive().generate(core, [1, 2], 4).tokens
     assert Autoregressive().generate(core, torch.tensor([1, 2]), 4).tokens == want
-    for bad, message in (([], "empty"), ("", "empty"), (torch.zeros(2, 2, dtype=torch.long), "one sequence"), ([10**6], "outside the vocabulary"),
+    for bad, message in (([], "empty"), ("", "empty"), (torch.zeros(2, 2, dtype=torch.long), "one sequence"),
+                         ([10**6], "outside the vocabulary"),
                          ([-1], "outside the vocabulary"), (object(), "token ids")):
         with pytest.raises(PromptError, match=message):
             Wavefront(1).generate(core, bad, 4)

@@ -7,7 +7,6 @@ import torch
 
 import decoders.das_wave
 import decoders.draft_then_verify
-import loopscope.start
 from decoders import DASWave, DraftThenVerify, Wavefront
 from decoders.generation import Session
 from decoders.verify import verify_generation
