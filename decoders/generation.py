@@ -111,6 +111,8 @@ class Session:
 
     def __init__(self, model, prompt, max_new_tokens: int, depth: int | None, seed: int, stop: Sequence[str],
                  start_state=None, prefix: int = 0) -> None:
+        if not hasattr(model, "core"):
+            raise SettingError(f"a decoder runs a LoopedModel or LoopedCore (loopscope.load gives one), got {type(model).__name__}")
         self.model, self.core, self.tap = model, model.core, None
         if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
             raise SettingError(f"max_new_tokens must be a whole number of at least 1, got {max_new_tokens!r}")
@@ -128,12 +130,16 @@ class Session:
                 f"context is {self.core.config.context}. Shorten the prompt or ask for at most "
                 f"{max(self.core.config.context - self.prompt_length + 1, 0)} new tokens")
         self.cache = self.core.make_cache(capacity, self.depth)
+        if not isinstance(stop, (str, Sequence)):
+            raise SettingError(f"stop must be a string or several, got {stop!r}")
         self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
         if self.stop and self.core.tokenizer is None:
             raise SettingError("stop strings need a tokenizer, and this model came without one")
         if any(not isinstance(s, str) or not s for s in self.stop):
             raise SettingError(f"stop must be non-empty strings, got {stop!r}")
         self.eos = frozenset(self.core.config.eos)
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise SettingError(f"seed must be a whole number, got {seed!r}")
         self.seed, self.start_state = seed, start_state
         self.tokens: list[int] = self.prompt.tolist()
         self.finished = False

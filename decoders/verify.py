@@ -107,7 +107,8 @@ def cache_tolerance(reference: Session) -> float:
 def predicted_counts(decoder: Decoder, generation: Generation, session: Session) -> tuple[Counts | None, bool]:
     """(calls predicted from the accept sequence, whether that is only an upper bound)."""
     n, depth = len(generation.tokens), generation.depth
-    if n < session.limit:  # it stopped early: blocks were cut by what was guessed, not by what was accepted
+    ended = any(e.token in session.eos for e in generation.trace if e.event in ("draft", "commit"))
+    if n < session.limit or ended:  # blocks were cut by what was guessed, not by what was accepted
         return None, False
     judged = {e.position: e.event == "accept" for e in generation.trace if e.event in ("accept", "reject")}
     accepts = [judged.get(generation.prompt_length + i + 1, False) for i in range(n)]

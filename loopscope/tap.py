@@ -152,10 +152,18 @@ class Tap:
         if not self.wants(name):
             return tensor
         if group.places is None:
-            return self.fire(name, tensor, group.context)
+            return self._checked(name, tensor, group.context)
         index = group.places.to(tensor.device)
         # Always written back, since a hook may have edited its rows in place; out of place, for autograd.
-        return tensor.index_copy(axis, index, self.fire(name, tensor.index_select(axis, index), group.context))
+        return tensor.index_copy(axis, index, self._checked(name, tensor.index_select(axis, index), group.context))
+
+    def _checked(self, name: str, tensor: Tensor, context: dict[str, Any]) -> Tensor:
+        """What the hooks of `name` make of a tensor. Another shape would be broadcast by some calls and refused by others."""
+        new = self.fire(name, tensor, context)
+        if new is not tensor and (not isinstance(new, Tensor) or new.shape != tensor.shape or new.dtype != tensor.dtype):
+            found = f"{new.dtype} {list(new.shape)}" if isinstance(new, Tensor) else type(new).__name__
+            raise HookError(f"a hook on {name!r} returned {found}; it must return None or a tensor of {tensor.dtype} {list(tensor.shape)}")
+        return new
 
 
 class BlockTap:

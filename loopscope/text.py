@@ -38,7 +38,10 @@ class TextMixin:
         tokenizer = self._need_tokenizer()
         texts = [text] if isinstance(text, str) else list(text)
         bos = [self.config.bos] if prepend_bos and self.config.bos is not None else []
-        ids = [bos + tokenizer.encode(t, add_special_tokens=False).ids for t in texts]
+        try:
+            ids = [bos + tokenizer.encode(t, add_special_tokens=False).ids for t in texts]
+        except TypeError as error:  # a lone surrogate is a str to Python, but not text
+            raise PromptError(f"the prompt is not valid Unicode text: {error}") from error
         if len({len(i) for i in ids}) > 1:
             raise PromptError(f"texts of different lengths ({sorted({len(i) for i in ids})} tokens) cannot be batched without padding")
         return torch.tensor(ids, dtype=torch.long, device=self.device)
@@ -65,9 +68,12 @@ class TextMixin:
             tokens = self.to_tokens(prompt)[0]
         else:
             try:
-                tokens = torch.as_tensor(prompt, dtype=torch.long)
+                tokens = torch.as_tensor(prompt)
+                tokens = tokens.long() if tokens.numel() == 0 else tokens
             except (TypeError, ValueError, RuntimeError) as error:
                 raise PromptError(f"a prompt is text, a list of token ids or a 1-d tensor; got {type(prompt).__name__}: {error}") from error
+        if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+            raise PromptError(f"token ids are whole numbers, got {tokens.dtype}; a mask or probabilities passed by mistake?")
         if tokens.ndim != 1:
             raise PromptError(f"a prompt is one sequence: text, a list of ids or a 1-d tensor, got shape {list(tokens.shape)}")
         if len(tokens) == 0:

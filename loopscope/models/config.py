@@ -10,7 +10,9 @@ from typing import Any
 from loopscope.errors import CheckpointError
 
 
-_MOST = {"n_prelude": 1024, "n_core": 1024, "n_coda": 1024, "depth": 65536, "context": 2**27, "vocab_size": 2**27, "d_model": 2**20}
+MOST_DEPTH = 65536  # recurrences; a typo beyond it would only show as a machine out of memory
+_MOST = {"n_prelude": 1024, "n_core": 1024, "n_coda": 1024, "depth": MOST_DEPTH, "context": 2**27, "vocab_size": 2**27,
+         "d_model": 2**20, "d_mlp": 2**22, "d_head": 2**16, "n_heads": 2**16}
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,10 @@ class LoopedConfig:
         for name, most in _MOST.items():
             if getattr(self, name) > most:
                 raise CheckpointError(f"config: {name} {getattr(self, name)} is more than any model has; at most {most} is supported")
+        for name in ("bos", "pad"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise CheckpointError(f"config.json: {name}_token_id must be a whole number or absent, found {value!r}")
         if self.n_heads % self.n_kv_heads:
             raise CheckpointError(f"config: {self.n_heads} heads cannot share {self.n_kv_heads} key-value heads evenly")
         if self.d_head % 2:
@@ -88,8 +94,10 @@ def need_number(raw: Mapping[str, Any], key: str, zero: bool = False) -> float:
     return float(value)
 
 
-def need_bool(raw: Mapping[str, Any], key: str) -> bool:
-    """need(), and true or false."""
+def need_bool(raw: Mapping[str, Any], key: str, absent: bool | None = None) -> bool:
+    """need(), and true or false. `absent`: what a missing key means, where the family's own files may leave it out."""
+    if absent is not None and raw.get(key) is None:
+        return absent
     value = need(raw, key)
     if not isinstance(value, bool):
         raise CheckpointError(f"config.json: {key} must be true or false, found {value!r}")

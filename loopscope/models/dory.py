@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from loopscope.attention import Pair, Plan
 from loopscope.errors import CheckpointError
-from loopscope.models.config import LoopedConfig, as_ids, need, need_dict, need_int, need_number, read_rope, refuse
+from loopscope.models.config import LoopedConfig, as_ids, need, need_bool, need_dict, need_int, need_number, read_rope, refuse
 from loopscope.models.layers import Block, HalfRotary, SelfAttention, rotary_angles
 from loopscope.models.looped import LoopedCore
 
@@ -175,7 +175,7 @@ class DoryCore(LoopedCore):
             n_prelude=counts["n_input_layers"] // halves, n_core=counts["n_recurrent_layers"] // halves,
             n_coda=counts["n_output_layers"] // halves, depth=need_int(raw, "n_recurrent_loops"),
             context=need_int(raw, "max_position_embeddings"), norm_eps=L2_EPS, rope_theta=theta, rope_scaling=scaling,
-            tied=bool(raw.get("tie_word_embeddings", False)), injects=True, kv_slots=_KV_MODES[mode], sliding=sliding,
+            tied=need_bool(raw, "tie_word_embeddings", absent=False), injects=True, kv_slots=_KV_MODES[mode], sliding=sliding,
             window=need_int(raw, "sliding_window") if any(sliding) else 0, sliding_theta=sliding_theta,
             sliding_scaling=sliding_scaling, init_range=need_number(raw, "initializer_range"),
             alpha_init=need_number(raw, "ngpt_alpha_init"), bos=raw.get("bos_token_id"), eos=as_ids(raw.get("eos_token_id")),

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from loopscope.attention import Pair, Plan, core_plan
 from loopscope.cache import DepthCache
-from loopscope.models.config import LoopedConfig, as_ids, need_int, need_number, read_rope, refuse
+from loopscope.models.config import LoopedConfig, as_ids, need_bool, need_int, need_number, read_rope, refuse
 from loopscope.models.layers import Block, HalfRotary, SelfAttention
 from loopscope.models.looped import LoopedCore
 from loopscope.rows import ALIGNED, Chain, ReadPolicy, Rows
@@ -119,8 +119,8 @@ class HrmTextCore(LoopedCore):
             n_kv_heads=heads, d_head=need_int(raw, "head_dim"), d_mlp=need_int(raw, "intermediate_size"), n_prelude=0, n_core=per_stack,
             n_coda=0, depth=need_int(raw, "H_cycles"), inner_cycles=need_int(raw, "L_cycles"),
             context=need_int(raw, "max_position_embeddings"), norm_eps=need_number(raw, "rms_norm_eps"), rope_theta=theta,
-            rope_scaling=scaling, tied=bool(raw.get("tie_word_embeddings", False)), injects=False, embed_scale=scale,
-            prefix_lm=bool(raw.get("prefix_lm", False)), bos=raw.get("bos_token_id"), eos=as_ids(raw.get("eos_token_id")),
+            rope_scaling=scaling, tied=need_bool(raw, "tie_word_embeddings", absent=False), injects=False, embed_scale=scale,
+            prefix_lm=need_bool(raw, "prefix_lm", absent=False), bos=raw.get("bos_token_id"), eos=as_ids(raw.get("eos_token_id")),
             pad=raw.get("pad_token_id"), raw=dict(raw))
 
     @classmethod

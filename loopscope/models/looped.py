@@ -12,7 +12,6 @@ Without rows and cache each works on whole sequences, causally: that is what tra
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -21,13 +20,14 @@ from torch import Tensor, nn
 from loopscope.attention import core_plan, outer_plan
 from loopscope.cache import DepthCache
 from loopscope.errors import ContextError, DepthError, PromptError, SettingError
-from loopscope.models.config import LoopedConfig
+from loopscope.models.config import MOST_DEPTH, LoopedConfig
 from loopscope.models.layers import Block, RMSNorm, rotary_angles
 from loopscope.rows import ALIGNED, Chain, Forest, ReadPolicy, Rows
 from loopscope.start import keyed_normal
 from loopscope.text import TextMixin
 
 _TABLE_START = 4096  # positions of the first rotary table; a context of 262144 would cost hundreds of megabytes before the first token
+_START_CHUNKS_KEPT = 64
 _START_CHUNK = 64  # start states are made this many positions at a time, so a decode loop rarely makes any
 
 
@@ -59,7 +59,7 @@ class LoopedCore(TextMixin, nn.Module):
         self._table: Tensor | None = None
         self._table_dtype: torch.dtype | None = None
         self._table_positions = min(config.context, _TABLE_START)
-        self._start_chunk = lru_cache(maxsize=64)(self._make_start_chunk)
+        self._start_chunks: dict[tuple, Tensor] = {}
 
     # ---- what a family supplies -----------------------------------------------------------------------------
 
@@ -177,6 +177,8 @@ class LoopedCore(TextMixin, nn.Module):
             if start_state != "zero":
                 raise SettingError(f"start_state {start_state!r} is unknown; use None, 'zero' or a tensor")
             return torch.zeros_like(x)
+        if start_state is not None and not isinstance(start_state, Tensor):
+            raise SettingError(f"start_state must be None, 'zero' or a tensor, got {type(start_state).__name__}")
         rows = rows or Chain(0, x.shape[1])
         positions = rows.at if isinstance(rows, Forest) else rows.positions
         if isinstance(start_state, Tensor):
@@ -261,6 +263,8 @@ class LoopedCore(TextMixin, nn.Module):
             raise DepthError(f"depth must be a whole number of recurrences, got {depth!r}")
         if depth < 1:
             raise DepthError(f"depth must be at least 1 recurrence, got {depth}")
+        if depth > MOST_DEPTH:
+            raise DepthError(f"depth {depth} is more than the {MOST_DEPTH} recurrences that are supported")
         return depth
 
     def check_prefix(self, prefix: int) -> int:
@@ -273,10 +277,14 @@ class LoopedCore(TextMixin, nn.Module):
 
     def as_tokens(self, tokens: Tensor) -> Tensor:
         """[n] or [batch, n] -> [batch, n] on this device; PromptError for empty input or ids beyond the vocabulary."""
+        if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+            found = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
+            raise PromptError(f"tokens must be a tensor of whole token ids, got {found}")
         if tokens.ndim == 1:
             tokens = tokens[None]
-        if tokens.ndim != 2 or tokens.shape[1] == 0:
+        if tokens.ndim != 2 or tokens.numel() == 0:
             raise PromptError(f"tokens must be [batch, positions] with at least one position, got {list(tokens.shape)}")
+        tokens = tokens.long()
         low, high = int(tokens.min()), int(tokens.max())
         if low < 0 or high >= self.config.vocab_size:
             raise PromptError(f"token id {low if low < 0 else high} is outside the vocabulary (0 to {self.config.vocab_size - 1})")
@@ -292,10 +300,16 @@ class LoopedCore(TextMixin, nn.Module):
             self._table_dtype = self.dtype
         return self._table
 
-    def _make_start_chunk(self, seed: int, sequence: int, index: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        with torch.inference_mode(False):
-            draw = keyed_normal(seed, sequence, index * _START_CHUNK, _START_CHUNK, self.config.d_model, self.config.state_std)
-            return draw.to(device=device, dtype=dtype)
+    def _start_chunk(self, seed: int, sequence: int, index: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Start states [chunk, d_model] of one stretch of positions, kept: a decode loop asks for the same ones again."""
+        key = (seed, sequence, index, dtype, device)
+        if key not in self._start_chunks:
+            if len(self._start_chunks) >= _START_CHUNKS_KEPT:
+                self._start_chunks.clear()
+            with torch.inference_mode(False):
+                draw = keyed_normal(seed, sequence, index * _START_CHUNK, _START_CHUNK, self.config.d_model, self.config.state_std)
+                self._start_chunks[key] = draw.to(device=device, dtype=dtype)
+        return self._start_chunks[key]
 
     def _check_context(self, rows: Rows) -> None:
         end = rows.start + rows.count if isinstance(rows, Chain) else max(rows.positions) + 1

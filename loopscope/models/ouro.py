@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from loopscope.errors import CheckpointError
-from loopscope.models.config import LoopedConfig, as_ids, need_heads, need_int, need_number, read_rope, refuse
+from loopscope.models.config import LoopedConfig, as_ids, need_bool, need_heads, need_int, need_number, read_rope, refuse
 from loopscope.models.layers import BranchSandwichBlock, HalfRotary
 from loopscope.models.looped import LoopedCore
 
@@ -41,7 +41,7 @@ class OuroCore(LoopedCore):
             d_head=need_heads(raw, d_model, n_heads), d_mlp=need_int(raw, "intermediate_size"), n_prelude=0,
             n_core=need_int(raw, "num_hidden_layers"), n_coda=0, depth=need_int(raw, "total_ut_steps"),
             context=need_int(raw, "max_position_embeddings"), norm_eps=need_number(raw, "rms_norm_eps"), rope_theta=theta,
-            tied=bool(raw.get("tie_word_embeddings", False)), injects=False, bos=raw.get("bos_token_id"),
+            tied=need_bool(raw, "tie_word_embeddings", absent=False), injects=False, bos=raw.get("bos_token_id"),
             eos=as_ids(raw.get("eos_token_id")), pad=raw.get("pad_token_id"), raw=dict(raw))
 
     @classmethod

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 
 import pytest
 import torch
 
 from decoders import Autoregressive, DASWave, DraftThenVerify, Wavefront
-from loopscope.errors import ContextError, DepthError, NumericsError, PromptError, SettingError
+from loopscope.errors import ContextError, DepthError, HookError, NumericsError, PromptError, SettingError
 from loopscope.random_models import make_random_core
 
 DECODERS = [Autoregressive(), DraftThenVerify(1, 4), DraftThenVerify(2, 3, "deep_kv"), Wavefront(1), Wavefront(3), DASWave(4, 1)]
@@ -66,7 +68,8 @@ def test_prompts_may_be_ids_tensors_or_nothing_else(core):
     assert Autoregressive().generate(core, torch.tensor([1, 2]), 4).tokens == want
     for bad, message in (([], "empty"), ("", "empty"), (torch.zeros(2, 2, dtype=torch.long), "one sequence"),
                          ([10**6], "outside the vocabulary"),
-                         ([-1], "outside the vocabulary"), (object(), "token ids")):
+                         ([-1], "outside the vocabulary"), (object(), "token ids"), ([5.9, 6.9], "whole numbers"),
+                         (torch.tensor([True, False]), "whole numbers")):
         with pytest.raises(PromptError, match=message):
             Wavefront(1).generate(core, bad, 4)
     bare = make_random_core("ouro")
@@ -129,3 +132,31 @@ def test_the_trace_tells_what_was_run_drafted_and_judged(core):
     assert sum(reached for _, reached, _ in places) == got.proposed and sum(accepted for *_, accepted in places) == got.accepted
     assert got.alpha == got.accepted / got.proposed
     assert got.trace_frame(core.tokenizer).token.iloc[-1] in "abcdefghijklmnopqrstuvwxyz"
+
+
+def test_arguments_of_the_wrong_kind_are_refused_and_never_ignored(core):
+    for options, message in (({"stop": 5}, "stop"), ({"stop": None}, "stop"), ({"seed": 1.5}, "seed"), ({"seed": "a"}, "seed")):
+        with pytest.raises(SettingError, match=message):
+            Wavefront(1).generate(core, [1], 4, **options)
+    with pytest.raises(SettingError, match="loopscope.load"):
+        Wavefront(1).generate("tiny-huginn", [1], 4)
+    with pytest.raises(DepthError, match="supported"):
+        Wavefront(1).generate(core, [1], 4, depth=10**9)
+    huginn = make_random_core("huginn", n_core=2)
+    for start in (torch.ones(1, 9, huginn.config.d_model).numpy(), 3.7, 0, False, [0]):
+        with pytest.raises(SettingError, match="start_state must be"):
+            Wavefront(1).generate(huginn, [1], 4, start_state=start)
+
+
+@pytest.mark.parametrize("decoder", [Autoregressive(), Wavefront(1)], ids=repr)
+@pytest.mark.parametrize("change", [lambda v: v.float(), lambda v: v[:, :, :1], lambda v: v[:, :1].expand(2, -1, -1, -1), lambda v: 3.0])
+def test_a_hook_that_returns_another_shape_or_dtype_is_refused_by_every_decoder(core, decoder, change):
+    with pytest.raises(HookError, match="depth.2.blocks.0.attn.hook_v.*must return"):
+        decoder.generate(core, [1, 2], 6, fwd_hooks=[("depth.2.blocks.0.attn.hook_v", lambda v, hook: change(v))])
+
+
+def test_a_model_that_has_decoded_can_be_copied_and_pickled():
+    core = make_random_core("huginn", gain=0.5, n_core=2)
+    want = Wavefront(1).generate(core, [1, 2], 8).tokens
+    for other in (copy.deepcopy(core), pickle.loads(pickle.dumps(core))):
+        assert Wavefront(1).generate(other, [1, 2], 8).tokens == want

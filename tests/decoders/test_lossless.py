@@ -101,3 +101,10 @@ def test_wavefront_accepts_exactly_what_one_teacher_forced_pass_says(draft_depth
         expected = {p + 1: bool(tops[draft_depth - 1][p] == tops[-1][p]) for p in range(3, 3 + 18)}
         assert {e.position: e.event == "accept" for e in got.trace if e.event in ("accept", "reject")} == expected
         assert got.calls.recur == wavefront_counts([expected[p] for p in range(4, 22)], 20, 4, draft_depth).recur
+
+
+def test_an_eos_that_shortens_blocks_at_the_limit_is_not_called_a_miscount():
+    core = make_random_core("ouro", seed=316360, gain=2, depth=7, n_core=1, vocab_size=2, context=12, tied=True, eos=[0, 0])
+    for decoder in (DraftThenVerify(1, 1), Wavefront(1), DASWave(2, 1)):
+        verdict = verify_generation(decoder, core, [1, 0, 0], 3, depth=9, seed=-1)
+        assert verdict.ok, str(verdict)
