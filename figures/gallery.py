@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ TABLES = (
     "plan", "bench", "acceptance", "trace", "timing",
 )  # fmt: skip
 _BY_START = ("convergence", "settle", "prefix_channels", "prefix_effects", "depth_grid")
+_LONGEST = 80  # characters of a name in a file name; file systems take 255 bytes with all that is appended
 _SCHEDULES = 4  # one per decoder family is enough to see how they differ
 
 
@@ -44,28 +47,30 @@ def models(tables: Mapping[str, pd.DataFrame]) -> list[str]:
 
 def plates(tables: Mapping[str, pd.DataFrame]) -> Iterator[Plate]:
     """The figures of every model, the dashboard first. Empty tables make none."""
-    for model in models(tables):
+    files = slugs(models(tables))
+    for model, file in files.items():
         own = {k: t[t["model"].astype(str) == model] for k, t in tables.items() if "model" in t.columns}
         own = {k: t for k, t in own.items() if len(t)}
         shown = {k: own[k] for k in dashboard.TABLES if k in own}
         if shown:
-            yield Plate(f"{slug(model)}_dashboard", "dashboard", model, shown)
+            yield Plate(f"{file}_dashboard", "dashboard", model, shown)
         for kind in TABLES:
             if kind in own and not (kind == "bench" and not ratios.has_pairs(own[kind])):
-                yield from _of_table(kind, own[kind], model)
+                yield from _of_table(kind, own[kind], model, file)
 
 
-def _of_table(kind: str, frame: pd.DataFrame, model: str) -> Iterator[Plate]:
-    stem = f"{slug(model)}_{'schedule' if kind == 'trace' else 'speedup' if kind == 'bench' else kind}"
+def _of_table(kind: str, frame: pd.DataFrame, model: str, file: str) -> Iterator[Plate]:
+    stem = f"{file}_{'schedule' if kind == 'trace' else 'speedup' if kind == 'bench' else kind}"
     if kind == "trace":
         task = style.order(frame["task"], style.TASKS)[0]
         here = frame[frame["task"].astype(str) == task]
         by_family: dict[str, str] = {}
         for decoder in style.decoders_in_order(here["decoder"]):
             by_family.setdefault(style.family(decoder), decoder)
+        ends = slugs(by_family.values())
         for i, decoder in enumerate(sorted(by_family.values(), key=_waves_first)[:_SCHEDULES]):
             options = {"task": task, "decoder": decoder}
-            yield Plate(f"{stem}_{slug(decoder)}", kind, model, here[here["decoder"] == decoder], options, i == 0)
+            yield Plate(f"{stem}_{ends[decoder]}", kind, model, here[here["decoder"] == decoder], options, i == 0)
     elif kind in _BY_START:
         for i, start in enumerate(style.order(frame["start"], style.STARTS)):
             part, end = frame[frame["start"].astype(str) == start], f"_{start}" if i else ""
@@ -82,5 +87,22 @@ def _waves_first(decoder: str) -> tuple[int, str]:
 
 
 def slug(name: str) -> str:
-    """A file name from a model's or decoder's name: 'org/Model 1' -> 'org-model-1'."""
-    return re.sub(r"[^a-z0-9.]+", "-", str(name).lower()).strip("-.") or "model"
+    """A file name from a model's or decoder's name: 'org/Model 1' -> 'org-model-1'.
+
+    Where letters of other scripts, or most of a long name, had to be dropped, a few digits of the whole name's hash stand for them.
+    """
+    plain = re.sub(r"[^a-z0-9.]+", "-", str(name).lower()).strip("-.")
+    if plain and str(name).isascii() and len(plain) <= _LONGEST:
+        return plain
+    return f"{plain[:_LONGEST].strip('-.') or 'model'}-{_digest(name)}"
+
+
+def slugs(names: Iterable[str]) -> dict[str, str]:
+    """name -> file name, no two alike: names that differ in case or punctuation only ('A b', 'a-b') are told apart by a hash."""
+    plain = {str(name): slug(name) for name in names}
+    shared = Counter(plain.values())
+    return {name: file if shared[file] == 1 or file == name else f"{file}-{_digest(name)}" for name, file in plain.items()}
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(str(name).encode("utf-8", "surrogatepass")).hexdigest()[:8]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from figures import draw, save, style, summaries, words
-from figures.gallery import Plate, models, plates, slug
+from figures.gallery import Plate, models, plates, slugs
 from loopscope.records import write_text
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _section(model: str, parts: dict[str, Any], tables, findings, manifest) -> d
     told = [f["sentence"] for f in mine if f["topic"] == "approximate"]
     return {
         "model": model,
-        "id": slug(model),
+        "id": slugs(models(tables))[model],
         "dashboard": parts["dashboard"],
         "groups": [(name, [(kind, parts["kinds"][kind]) for kind in kinds if kind in parts["kinds"]]) for name, kinds in GROUPS],
         "mature_v": [f for f in mine if f["topic"] == "mature_v"],

@@ -56,9 +56,10 @@ def write_run(names: Sequence[str], out: str | Path, *, quick: bool, seed: int, 
     names = list(dict.fromkeys(names)) or shipped_models()
     if not names:
         raise SettingError("no model is shipped with this installation; name a checkpoint folder: loopscope report FOLDER --out DIR")
+    labels = _labels(names)
     size, begin = QUICK if quick else FULL, time.monotonic()
     with run_folder(out) as part:
-        cores = {_name(source): open_model(source, threads) for source in names}  # a wrong name is said before anything runs
+        cores = {label: open_model(source, threads) for label, source in labels.items()}  # a wrong name is said before anything runs
         weights = [_WEIGHTS[stage] * (_QUICK_SHARE if quick else 1) for core in cores.values() for stage in _stages(core)]
         run = Run(size, seed)
         with Stages([*weights, _FIGURES]) as progress:
@@ -70,8 +71,16 @@ def write_run(names: Sequence[str], out: str | Path, *, quick: bool, seed: int, 
     return f"report: {Path(out) / 'report.html'}  ({time.monotonic() - begin:.0f} s)"
 
 
-def _name(source: str) -> str:
-    return Path(source).name or str(source)
+def _labels(names: Sequence[str]) -> dict[str, str]:
+    """Label in tables and figures -> model. Raises SettingError where two models would share one: their rows would be one model's."""
+    labels: dict[str, str] = {}
+    for source in names:
+        label = Path(source).name or str(source)
+        if label in labels:
+            raise SettingError(f"{labels[label]} and {source} would both be called {label!r} in the report; rename one of the folders, or "
+                               "make one report of each")
+        labels[label] = source
+    return labels
 
 
 def _starts(core: LoopedCore) -> tuple[str | None, ...]:

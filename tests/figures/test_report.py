@@ -4,8 +4,10 @@ import base64
 import re
 from html.parser import HTMLParser
 
+import pandas as pd
 import pytest
 
+from figures.gallery import slugs
 from figures.redraw import read_tables, redraw
 from figures.report import write_report
 from loopscope.errors import RunFolderError
@@ -150,6 +152,22 @@ def test_a_run_folder_redraws_from_its_tables_alone(synthetic, tmp_path, monkeyp
     before = {f.name: f.read_bytes() for f in files if f.suffix in (".png", ".svg", ".pdf")}
     again = redraw(tmp_path, tmp_path / "elsewhere")
     assert {f.name: f.read_bytes() for f in again if f.suffix in (".png", ".svg", ".pdf")} == before
+
+
+def test_no_two_names_make_one_file():
+    names = ["A b", "a-b", "a b", "модель", "модель2", "...", "---", "x" * 300, "x" * 301, "\ud800", "org/Model 1"]
+    files = slugs(names)
+    assert list(files) == names and len(set(files.values())) == len(names)
+    assert files["a-b"] == "a-b" and files["org/Model 1"] == "org-model-1"
+    assert all(re.fullmatch("[a-z0-9][a-z0-9.-]{0,99}", file) for file in files.values()), files
+
+
+def test_models_that_differ_in_case_only_keep_their_figures_apart(synthetic, tmp_path):
+    tables = {"timing": pd.concat([synthetic.timing().assign(model=m) for m in ("A b", "a-b")], ignore_index=True)}
+    page = Page(write_report(tmp_path, tables, {}).read_text())
+    assert len(list((tmp_path / "figures").glob("a-b*_timing.png"))) == 2
+    ids = [a["id"] for _, a in page.tags if "id" in a]
+    assert len(ids) == len(set(ids))
 
 
 def test_missing_and_broken_tables_are_named(synthetic, tmp_path):
