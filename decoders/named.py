@@ -55,7 +55,7 @@ def _read_label(name: str, words: list[str]) -> dict:
         match = re.fullmatch(r"(\w+)=(\w+)", word)
         if match and match[1] == "carry" and match[2] in _CARRY:
             settings["carry"] = _CARRY[match[2]]
-        elif match and match[1] in _SETTINGS and match[2].isdigit():
+        elif match and match[1] in _SETTINGS and re.fullmatch("[0-9]{1,9}", match[2]):
             settings[_SETTINGS[match[1]]] = int(match[2])
         elif match is None and word.isidentifier():
             settings["read"] = word

@@ -69,15 +69,12 @@ def check(device: str = "cuda", *, toy: bool = False, seed: int = 0, say=lambda 
 
 
 def _device(name: str) -> torch.device:
-    import torch
+    from loopscope.models.loading import usable_device
 
     try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise SettingError(f"the device {name!r} cannot be used here: {first} (try --device cpu)") from error
-    return device
+        return usable_device(name)
+    except SettingError as error:
+        raise SettingError(f"{error} (try --device cpu)") from error
 
 
 def _models(toy: bool, seed: int) -> Iterator[tuple[str, Any, tuple[torch.dtype, ...]]]:

@@ -70,8 +70,11 @@ class Inspection:
 
 def inspect_checkpoint(source: str | os.PathLike) -> Inspection:
     """source: a shipped model's name, a checkpoint folder, or a config.json. Raises UnknownModelError, CheckpointError."""
-    path = Path(source).expanduser()
-    alone = path.is_file()
+    try:
+        path = Path(source).expanduser()
+        alone = path.is_file()
+    except (RuntimeError, OSError, ValueError):  # find_checkpoint says what is wrong with the name
+        alone = False
     folder = path.parent if alone else find_checkpoint(source)
     raw = read_json(path if alone else folder / "config.json")
     stored = open_tensors(folder) if not alone and has_tensors(folder) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +17,17 @@ if TYPE_CHECKING:
     from loopscope.records import Result
 
 
+_THREADS_PER_CORE = 4  # more than one never helps, but is harmless; tens of thousands end in a segmentation fault
+
+
 def open_model(name: str, threads: int) -> LoopedCore:
-    """The model without hooks: nothing the command line does needs transformer-lens, whose import takes seconds."""
+    """The model without hooks: nothing the command line does needs transformer-lens, whose import takes seconds.
+
+    Raises SettingError for a number of threads far beyond the machine's cores: torch would take it and crash in the first product.
+    """
+    most = _THREADS_PER_CORE * (os.cpu_count() or 1)
+    if not 1 <= threads <= most:
+        raise SettingError(f"threads {threads} is not usable here; expected 1 to {most} ({_THREADS_PER_CORE} for each CPU core)")
     import torch
 
     import loopscope

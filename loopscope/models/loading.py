@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopscope.errors import CheckpointError, UnknownModelError, closest
+from loopscope.errors import CheckpointError, SettingError, UnknownModelError, closest
 from loopscope.models.layers import rotary_angles
 from loopscope.models.registry import config_from_dict, family_class, family_of
-from loopscope.models.tensors import Stored, open_tensors, read_json
+from loopscope.models.tensors import FLOATS, Stored, open_tensors, read_json
 
 if TYPE_CHECKING:
     from loopscope.models.looped import LoopedCore
@@ -31,8 +31,12 @@ def find_checkpoint(source: str | os.PathLike) -> Path:
     shipped = shipped_models()
     if str(source) in shipped:
         return SHIPPED / str(source)
-    folder = Path(source).expanduser()
-    if folder.is_dir():
+    try:
+        folder = Path(source).expanduser()
+        found = folder.is_dir()
+    except (RuntimeError, OSError, ValueError):  # the home of a user who is not there; a name too long, or that no folder can have
+        found = False
+    if found:
         if not (folder / "config.json").is_file():
             raise CheckpointError(f"{folder} has no config.json, so it is not a checkpoint folder")
         return folder
@@ -44,19 +48,36 @@ def find_checkpoint(source: str | os.PathLike) -> Path:
 @torch.inference_mode(False)  # a model loaded inside inference mode must still be able to give gradients later
 def load_core(source: str | os.PathLike, device: str | torch.device | None = None,
               dtype: torch.dtype | None = None) -> LoopedCore:
-    """A LoopedCore in evaluation mode, with its tokenizer where the folder holds one. Default dtype: float32."""
+    """A LoopedCore in evaluation mode, with its tokenizer where the folder holds one. Default: float32, on the CPU.
+
+    Raises UnknownModelError or CheckpointError for the source, SettingError for a device or dtype that no model can have.
+    """
     from loopscope.text import load_tokenizer
 
+    device, dtype = usable_device("cpu" if device is None else device), torch.float32 if dtype is None else dtype
+    if dtype not in FLOATS:
+        raise SettingError(f"dtype must be one of {', '.join(map(str, FLOATS))}; {dtype!r} was given")
     folder = find_checkpoint(source)
     raw = read_json(folder / "config.json")
     stored = open_tensors(folder, pickled=family_of(raw) == "parcae")
     config = config_from_dict(raw, stored.keys())
     with torch.device("meta"):
         core = family_class(config.family)(config)
-    _fill(core, stored, torch.device(device or "cpu"), dtype or torch.float32)
+    _fill(core, stored, device, dtype)
     core.tokenizer = load_tokenizer(folder)
     core.source = str(source)
     return core.eval().requires_grad_(False)
+
+
+def usable_device(device: str | int | torch.device) -> torch.device:
+    """The device, after one number was put there and read back. Raises SettingError."""
+    try:
+        found = torch.device(device)
+        torch.zeros(1, device=found).item()
+    except (RuntimeError, AssertionError, TypeError) as error:  # AssertionError: torch built without CUDA
+        first = "it holds no values" if str(device) == "meta" else (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise SettingError(f"the device {str(device)!r} cannot be used here: {first}") from error
+    return found
 
 
 def _fill(core: LoopedCore, stored: dict[str, Stored], device: torch.device, dtype: torch.dtype) -> None:

@@ -21,7 +21,7 @@ from loopscope.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
 PICKLE = "pytorch_model.bin"
-_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Stored:
             tensor = self._load()
         except Exception as error:  # safetensors and torch raise many kinds for one cause: the file is not what its header says
             raise CheckpointError(f"{self.path}: tensor {self.name} cannot be read (truncated or corrupt file?): {error}") from error
-        if tensor.dtype not in _FLOATS:
+        if tensor.dtype not in FLOATS:
             raise CheckpointError(f"{self.path}: tensor {self.name} should hold floating-point weights, found {_short(tensor.dtype)}; "
                                   "quantised checkpoints are not supported")
         out = tensor.to(device=device, dtype=dtype)
@@ -54,7 +54,7 @@ def read_json(path: Path) -> dict:
     """A JSON object. Raises CheckpointError."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, or a number of thousands of digits
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} should hold a JSON object, found {type(data).__name__}")
@@ -122,9 +122,9 @@ def _indexed(folder: Path, index: Path) -> dict[str, Stored]:
     for shard in shards:
         if PurePosixPath(shard).name != shard or not shard.endswith(".safetensors"):
             raise CheckpointError(f"{index} names {shard!r}; expected the name of a *.safetensors file in the same folder")
-    if missing := [shard for shard in shards if not (folder / shard).is_file()]:
+    if missing := [shard for shard in shards if not _is_file(folder / shard)]:
         lost = sorted(name for name, shard in where.items() if shard in missing)
-        raise CheckpointError(f"{index} names {len(shards)} shards, of which {len(missing)} are missing: {', '.join(missing)} "
+        raise CheckpointError(f"{index} names {len(shards)} shards, of which {len(missing)} are missing: {', '.join(s[:80] for s in missing)} "
                               f"({len(lost)} tensors, the first {lost[0]}); download the checkpoint again")
     found: dict[str, Stored] = {}
     for shard in shards:
@@ -136,6 +136,13 @@ def _indexed(folder: Path, index: Path) -> dict[str, Stored]:
     if lost := sorted(set(where) - set(found)):
         raise CheckpointError(f"{folder / where[lost[0]]} lacks tensor {lost[0]}, which {INDEX} says it holds ({len(lost)} in all)")
     return found
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name too long, or with characters, that no file can have
+        return False
 
 
 def _held(tensor: torch.Tensor) -> torch.Tensor:

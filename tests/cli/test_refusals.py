@@ -70,6 +70,18 @@ def test_settings_that_are_not_there(loopscope, folder):
     refused(loopscope("decode", folder(), "text", "--start", "cold"), "'cold'", "keyed")
     refused(loopscope("probe", folder(), "--task", "poems"), "'poems'", "maths")
     refused(loopscope("gpu-check", "--device", "abacus"), "'abacus'", "--device cpu")
+    refused(loopscope("gpu-check", "--device", "meta"), "'meta'", "holds no values", "--device cpu")
+
+
+@pytest.mark.parametrize("command", [("decode", "text"), ("report", "--out", "never")])
+def test_more_threads_than_a_machine_can_run_are_refused(loopscope, folder, command):
+    refused(loopscope(command[0], folder(), *command[1:], "--threads", 100_000), "threads 100000", "expected 1 to")
+
+
+def test_two_models_of_one_name_are_refused(loopscope, folder, tmp_path):
+    twin = shutil.copytree(folder(), tmp_path / folder().name)
+    refused(loopscope("report", folder(), twin, "--out", tmp_path / "run"), str(folder()), str(twin), "both be called")
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_existing_run_is_not_overwritten(loopscope, folder, tmp_path):

@@ -21,7 +21,8 @@ def test_short_names_have_defaults_and_take_settings():
 
 @pytest.mark.parametrize("name, message", [
     ("wafe", "decoder 'wafe' is unknown; use one of ar, dtv, wfd, das-wave"), ("wavefornt", "unknown"), ("", "unknown"),
-    ("WFD q=1", "'q=1' in decoder 'WFD q=1' is not a setting"), ("WFD K=1", "does not take block"), ("AR d=1", "no settings")])
+    ("WFD q=1", "'q=1' in decoder 'WFD q=1' is not a setting"), ("WFD K=1", "does not take block"), ("AR d=1", "no settings"),
+    ("WFD d=\u00b2", "'d=\u00b2' in decoder 'WFD d=\u00b2' is not a setting"), ("WFD d=" + "9" * 5000, "is not a setting")])
 def test_what_cannot_be_read_is_said(name, message):
     with pytest.raises(SettingError, match=message):
         decoder(name)

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from loopscope.errors import CheckpointError, LoopscopeError, UnknownModelError
-from loopscope.models.loading import load_core
+from loopscope.errors import CheckpointError, LoopscopeError, SettingError, UnknownModelError
+from loopscope.models.loading import find_checkpoint, load_core
 
 WEIGHTS = "weights.safetensors"
 QKV = "transformer.core_block.1.attn.Wqkv.weight"
@@ -82,6 +82,10 @@ CASES = {
     "no config": ("huginn", lambda c: (c.folder / "config.json").unlink(), ["has no config.json"]),
     "config is not JSON": ("huginn", lambda c: (c.folder / "config.json").write_text('{"a": '), ["config.json", "cannot be read as JSON"]),
     "config is a list": ("huginn", lambda c: (c.folder / "config.json").write_text("[1]"), ["config.json", "JSON object", "found list"]),
+    "config nested too deeply": ("huginn", lambda c: (c.folder / "config.json").write_text("[" * 100_000),
+                                 ["config.json", "cannot be read"]),
+    "a number of too many digits": ("huginn", lambda c: (c.folder / "config.json").write_text('{"a": ' + "1" * 9999 + "}"),
+                                    ["config.json", "cannot be read"]),
     "config is not text": ("huginn", lambda c: (c.folder / "config.json").write_bytes(b"\xff\xfe\x00"), ["config.json", "cannot be read"]),
     "no weights": ("ouro", lambda c: (c.folder / WEIGHTS).unlink(), ["has no *.safetensors file", "README.md", "never loaded"]),
     "truncated": ("ouro", lambda c: c.truncate(0.6), [WEIGHTS, "bytes", "truncated or corrupt"]),
@@ -104,6 +108,7 @@ CASES = {
     "an index that leaves the folder": ("huginn", lambda c: c.shards(**{QKV: "../../elsewhere.safetensors"}),
                                         ["'../../elsewhere.safetensors'", "same folder"]),
     "an index that names a pickle": ("huginn", lambda c: c.shards(**{QKV: "model.bin"}), ["'model.bin'", "*.safetensors"]),
+    "a shard name no file can have": ("huginn", lambda c: c.shards(**{QKV: "m" * 5000 + ".safetensors"}), ["1 are missing: mmm", QKV]),
     "an index without a map": ("huginn", lambda c: (c.folder / "model.safetensors.index.json").write_text('{"weight_map": []}'),
                                ["index.json", "weight_map", "found list"]),
     # ---- tensors
@@ -220,6 +225,23 @@ def test_an_unknown_model_type_is_told_what_is_supported(spoil, model_type):
 def test_inkling_is_refused_with_the_reason(spoil, model_type):
     with pytest.raises(UnknownModelError, match="not supported, because it is multimodal, a mixture of experts"):
         load_core(spoil("ouro", lambda c: c.config(model_type=model_type)))
+
+
+# ---- sources, devices and dtypes that cannot be ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["~nouser-of-this-name/x", "x" * 5000, "a\0b"])
+def test_a_name_no_folder_can_have_is_an_unknown_model(source):
+    with pytest.raises(UnknownModelError, match="neither a shipped model .* nor a folder"):
+        find_checkpoint(source)
+
+
+@pytest.mark.parametrize("given", [{"dtype": torch.int8}, {"dtype": torch.complex64}, {"dtype": "float32"}, {"dtype": 0},
+                                   {"device": "meta"}, {"device": "abacus"}, {"device": ""}, {"device": 2.5}])
+def test_a_dtype_or_device_no_model_can_have_is_said(goldens, given):
+    with pytest.raises(SettingError) as error:
+        load_core(goldens / "ouro", **given)
+    assert str(*given.values()) in str(error.value) and str(error.value).count("\n") == 0
 
 
 # ---- numbers that do not fit --------------------------------------------------------------------------------
