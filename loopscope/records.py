@@ -6,6 +6,7 @@ made. Files appear under their final name only when complete.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -60,10 +61,12 @@ class Result:
         return import_module("figures").draw(self.kind, self.frame, **options)
 
     def _repr_html_(self) -> str:
-        """The figure and the head of the table, for Jupyter."""
+        """The figure and the head of the table, for Jupyter; an empty table has no figure."""
         import base64
         import io
 
+        if self.frame.empty:
+            return f"<p>{self.kind}: no rows</p>{self.frame.to_html(index=False)}"
         figure = self.plot()
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=110, bbox_inches="tight")
@@ -86,7 +89,7 @@ def write_table(frame: pd.DataFrame, path: Path, meta: Mapping[str, Any] | None 
         pq.write_table(table, part)
         os.replace(part, path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        _discard(part)
         raise RunFolderError(f"{path} could not be written: {error.strerror or error}") from error
     return path
 
@@ -100,7 +103,12 @@ def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         table = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
         raise RunFolderError(f"{path} cannot be read as a parquet table: {error}") from error
-    meta = json.loads((table.schema.metadata or {}).get(b"loopscope", b"{}"))
+    try:
+        meta = json.loads((table.schema.metadata or {}).get(b"loopscope", b"{}"))
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(f"{path} has facts in its metadata that are not JSON: {error}") from error
+    if not isinstance(meta, dict):
+        raise RunFolderError(f"{path} should have a JSON object of facts in its metadata, found {type(meta).__name__}")
     if meta.pop("schema", None) != SCHEMA_VERSION:
         raise RunFolderError(f"{path} was not written by this version of loopscope (schema {SCHEMA_VERSION} expected)")
     return table.to_pandas(), meta
@@ -114,9 +122,15 @@ def write_text(text: str, path: Path) -> Path:
         part.write_text(text, encoding="utf-8")
         os.replace(part, path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        _discard(part)
         raise RunFolderError(f"{path} could not be written: {error.strerror or error}") from error
     return path
+
+
+def _discard(part: Path) -> None:
+    """Remove what was half written. Where even that fails, as below a file, what is worth saying is why the write failed."""
+    with contextlib.suppress(OSError):
+        part.unlink()
 
 
 def manifest(**facts: Any) -> dict[str, Any]:

@@ -1,0 +1,35 @@
+"""What a result cannot be written to or read from is said in one error."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from loopscope.errors import RunFolderError
+from loopscope.records import Result, read_table, write_table, write_text
+
+FRAME = pd.DataFrame({"model": ["m"], "value": [1.0]})
+
+
+@pytest.mark.parametrize("facts", [b"", b"{", b"[1]", b"7", b"null", b"\xff\xfe\x00", b"[" * 100_000])
+def test_facts_that_are_no_json_object_are_named(tmp_path, facts):
+    path = tmp_path / "result.parquet"
+    pq.write_table(pa.Table.from_pandas(FRAME).replace_schema_metadata({b"loopscope": facts}), path)
+    with pytest.raises(RunFolderError, match=r"result\.parquet .*metadata"):
+        read_table(path)
+
+
+def test_below_a_file_nothing_can_be_written(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for write in (lambda: write_table(FRAME, tmp_path / "file" / "t.parquet"), lambda: write_text("x", tmp_path / "file" / "t.txt"),
+                  lambda: Result(FRAME).save(tmp_path / "file" / "deeper")):
+        with pytest.raises(RunFolderError, match="could not be written"):
+            write()
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_an_empty_result_shows_its_columns():
+    html = Result(FRAME.head(0))._repr_html_()
+    assert "no rows" in html and "<th>value</th>" in html
