@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,8 +92,6 @@ def _environment():
 
 
 def _entry(plate: Plate, figure: Figure, files: Sequence[Path], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    commands = manifest.get("commands") or {}
-    command = commands.get(plate.kind) or COMMANDS.get(plate.kind) or manifest.get("command")
     return {
         "name": plate.name,
         "kind": plate.kind,
@@ -100,9 +99,27 @@ def _entry(plate: Plate, figure: Figure, files: Sequence[Path], manifest: Mappin
         "image": _image(figure, files),
         "caption": figure.note.caption,
         "title": figure.note.title,
-        "command": command.format(model=plate.model) if command and "{model}" in command else command,
+        "commands": _commands(plate, manifest),
+        "varies": plate.kind in ("bench", "dashboard", "plan", "timing"),
         "table": None if plate.kind == "dashboard" else f"tables/{plate.kind}.parquet",
     }
+
+
+def _commands(plate: Plate, manifest: Mapping[str, Any]) -> list[str]:
+    """The command lines that measure a figure's rows again: one for each task and start state in it."""
+    command = (manifest.get("commands") or {}).get(plate.kind) or COMMANDS.get(plate.kind) or manifest.get("command")
+    if not command or "{model}" not in command:
+        return [command] if command else []
+    source, frame = (manifest.get("sources") or {}).get(plate.model, plate.model), plate.frame
+    out = []
+    for task in style.order(frame["task"], style.TASKS) if "task" in frame else [""]:
+        own = frame[frame["task"] == task] if "task" in frame else frame
+        timed = style.decoders_in_order(own["decoder"]) if "decoder" in own else []
+        decoders = " ".join(f"--decoder {shlex.quote(d)}" for d in timed if d != "AR")
+        for start in style.order(own["start"], style.STARTS) if "start" in own else [""]:
+            named = "zero" if start == "zero" else "keyed"  # a model that has no start state takes its own under either name
+            out.append(command.format(model=shlex.quote(str(source)), task=shlex.quote(task), start=named, decoders=decoders).strip())
+    return list(dict.fromkeys(out))
 
 
 def _image(figure: Figure, files: Sequence[Path]) -> dict[str, str]:

@@ -30,6 +30,7 @@ Start = Annotated[str, typer.Option(help="Start state of the loop: keyed (the ch
                                          "or zero. Models without a start state ignore it.")]
 Depth = Annotated[int | None, typer.Option(help="Full depth T: recurrences per token. Default: the model's own.")]
 Seed = Annotated[int, typer.Option(help="Keys the start state, the bootstrap and every other draw.")]
+Positions = Annotated[int, typer.Option("--positions", min=1, help="At most so many positions per prompt, evenly spread.")]
 Grid = Annotated[bool, typer.Option("--grid", help="Also read keys and values at every pair of depths.")]
 Decoder = Annotated[str, typer.Option(metavar="NAME", help="ar (plain, all T recurrences per token), dtv (draft a block, then verify it), "
                                       "wfd (wavefront: tokens a few recurrences apart run together), das-wave (refine a block of guesses, "
@@ -69,7 +70,10 @@ def report(
 @app.command(short_help="What changes with recurrence depth.")
 @guarded
 def probe(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Texts = None, out: OutMaybe = None, start: Start = "keyed",
-          depth: Depth = None, seed: Seed = 0, threads: Threads = 1) -> None:
+          depth: Depth = None,
+          new_tokens: Annotated[int, typer.Option("--new-tokens", min=0, help="Greedy tokens that continue each prompt before it is "
+                                                  "read. 0: the prompt alone.")] = 0,
+          seed: Seed = 0, threads: Threads = 1) -> None:
     """What changes with recurrence depth.
 
     Two probes. Convergence: how near the queries, keys, values, attention outputs and the state of depth r are to those of
@@ -79,13 +83,17 @@ def probe(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Texts 
     """
     from loopscope.cli.study import run_probe
 
-    run_probe(model, task=task, count=prompts, texts=prompt, out=out, start=start, depth=depth, seed=seed, threads=threads)
+    run_probe(model, task=task, count=prompts, texts=prompt, out=out, start=start, depth=depth, new_tokens=new_tokens, seed=seed,
+              threads=threads)
 
 
 @app.command(short_help="What a draft gains by reading the prefix deeper.")
 @guarded
 def intervene(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Texts = None, out: OutMaybe = None, start: Start = "keyed",
-              depth: Depth = None, grid: Grid = False,
+              depth: Depth = None,
+              new_tokens: Annotated[int, typer.Option("--new-tokens", min=0, help="Greedy tokens that continue each prompt; drafts are "
+                                                      "judged there. 0: on the prompt itself.")] = 48,
+              positions: Positions = 96, grid: Grid = False,
               draft_depth: Annotated[int, typer.Option(min=1, help="Recurrences of the draft in the grid.")] = 1,
               seed: Seed = 0, threads: Threads = 1) -> None:
     """What happens if a shallow draft reads the prefix at another depth.
@@ -97,8 +105,8 @@ def intervene(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Te
     """
     from loopscope.cli.study import run_intervene
 
-    run_intervene(model, task=task, count=prompts, texts=prompt, out=out, start=start, depth=depth, grid=grid, draft_depth=draft_depth,
-                  seed=seed, threads=threads)
+    run_intervene(model, task=task, count=prompts, texts=prompt, out=out, start=start, depth=depth, new_tokens=new_tokens,
+                  positions=positions, grid=grid, draft_depth=draft_depth, seed=seed, threads=threads)
 
 
 @app.command(short_help="Continue a prompt with any decoder.")
@@ -154,7 +162,7 @@ def bench(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Texts 
 def figures(folder: Annotated[str, typer.Argument(metavar="DIR", help="A run folder that `loopscope report` made.")],
             out: Annotated[str | None, typer.Option("--out", help="Draw into this new folder. Default: redraw in place.")] = None) -> None:
     """Draw a run's figures and report again from its tables; no model is loaded."""
-    from loopscope.cli.report import redraw
+    from loopscope.cli.redraw import redraw
 
     typer.echo(redraw(folder, out))
 

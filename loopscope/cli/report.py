@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loopscope.cli.folder import run_folder
 from loopscope.cli.progress import Stages
-from loopscope.cli.study import open_model
-from loopscope.errors import RunFolderError, SettingError
+from loopscope.cli.study import continued, open_model
+from loopscope.errors import SettingError
 
 if TYPE_CHECKING:
     from loopscope.models.looped import LoopedCore
@@ -66,8 +66,8 @@ def write_run(names: Sequence[str], out: str | Path, *, quick: bool, seed: int, 
             for name, core in cores.items():
                 run.study(name, core, progress)
             with progress.stage("figures and report"):
-                facts = _facts(names, size, seed, threads, quick, time.monotonic() - begin)
-                finish(part, run.tables(), facts, run.findings)
+                facts = _facts(labels, size, seed, threads, quick)
+                finish(part, run.tables(), facts, run.findings, begin)
     return f"report: {Path(out) / 'report.html'}  ({time.monotonic() - begin:.0f} s)"
 
 
@@ -129,11 +129,11 @@ class Run:
         from loopscope.tiny.prompts import prompts as built_in
 
         size, seed = self.size, self.seed
-        prompts = built_in(task, max(size.probe_prompts, size.bench_prompts))
+        prompts = built_in(task, max(size.probe_prompts, size.bench_prompts), seed)
         probed, timed = prompts[: size.probe_prompts], prompts[: size.bench_prompts]
         own: dict[str, Result] = {}
         with progress.stage(f"{name}, {task}: continuing the prompts") as stage:
-            tokens = _continued(core, probed, size.new_tokens, seed, stage)
+            tokens = continued(core, probed, size.new_tokens, seed, advance=stage.advance)
         for start in _starts(core):
             found = self._probe(name, core, task, probed, tokens, start, progress)
             own = own or found
@@ -185,26 +185,38 @@ def _with_usual(core: LoopedCore, chosen: list) -> list:
     return chosen + [d for d in usual if d.label not in labels]
 
 
-def _continued(core: LoopedCore, prompts: Iterable[str], tokens: int, seed: int, stage: Stages) -> list[list[int]]:
-    """Each prompt with its own greedy continuation: the text a decoder works on."""
-    from decoders import Autoregressive
-
-    prompts, out = list(prompts), []
-    for i, prompt in enumerate(prompts):
-        out.append(core.prompt_tokens(prompt).tolist() + Autoregressive().generate(core, prompt, max_new_tokens=tokens, seed=seed).tokens)
-        stage.advance(i + 1, len(prompts))
-    return out
-
-
-def _facts(names, size: Size, seed: int, threads: int, quick: bool, seconds: float) -> dict[str, Any]:
+def _facts(labels: Mapping[str, str], size: Size, seed: int, threads: int, quick: bool) -> dict[str, Any]:
     from loopscope.records import manifest
 
-    return manifest(models=list(names), tasks=list(TASKS), seed=seed, threads=threads, quick=quick, size=vars(size),
-                    seconds=round(seconds, 1))
+    facts = manifest(models=list(labels.values()), tasks=list(TASKS), seed=seed, threads=threads, quick=quick, size=vars(size))
+    return facts | {"sources": dict(labels), "commands": commands(facts)}
 
 
-def finish(folder: Path, tables: dict[str, Any], facts: dict[str, Any], findings: list[dict[str, Any]]) -> None:
-    """Tables, manifest, figures and report.html of a run; tables in the order in which a reader meets them."""
+def commands(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Table -> the command that measures it again, with the sizes of a run's manifest.
+
+    {model}, {task}, {start} and {decoders} are filled in for each figure. Tables that no command alone makes (the plan, the
+    timing sweep, the schedules) are left out: the whole run makes them.
+    """
+    size = vars(Size()) | dict(facts["size"])
+    rest = f"--seed {facts['seed']} --threads {facts['threads']}"
+    probe = f"loopscope probe {{model}} --task {{task}} --start {{start}} --prompts {size['probe_prompts']} --new-tokens {size['new_tokens']}"
+    intervene = f"loopscope intervene {{model}} --task {{task}} --start {{start}} --prompts {{prompts}} --new-tokens {size['new_tokens']}"
+    intervene += f" --positions {size['max_positions']}"
+    bench = (f"loopscope bench {{model}} --task {{task}} --prompts {size['bench_prompts']} --max-new-tokens {size['bench_tokens']} "
+             f"--repeats {size['repeats']} {{decoders}}")
+    channels = intervene.replace("{prompts}", str(size["probe_prompts"]))
+    grid = intervene.replace("{prompts}", str(size["grid_prompts"])) + " --grid --draft-depth 1"
+    return {"convergence": f"{probe} {rest}", "depth_lens": f"{probe} {rest}", "settle": f"{probe} {rest}",
+            "prefix_channels": f"{channels} {rest}", "prefix_effects": f"{channels} {rest}", "depth_grid": f"{grid} {rest}",
+            "bench": f"{bench} {rest}", "acceptance": f"{bench} {rest}"}
+
+
+def finish(folder: Path, tables: dict[str, Any], facts: dict[str, Any], findings: list[dict[str, Any]], begin: float | None = None) -> None:
+    """Tables, figures, report.html and manifest of a run; tables in the order in which a reader meets them.
+
+    begin: when the run began (time.monotonic), for the manifest's seconds, which count the drawing too.
+    """
     from figures.gallery import TABLES
     from figures.report import write_report
     from loopscope.records import write_table, write_text
@@ -212,24 +224,7 @@ def finish(folder: Path, tables: dict[str, Any], facts: dict[str, Any], findings
     tables = {kind: tables[kind] for kind in (*TABLES, *sorted(set(tables) - set(TABLES))) if kind in tables}
     for kind, frame in tables.items():
         write_table(frame, folder / "tables" / f"{kind}.parquet")
-    write_text(json.dumps(facts | {"findings": findings}, indent=1, default=str) + "\n", folder / "manifest.json")
     write_report(folder, tables, facts, findings)
-
-
-def redraw(folder: str, out: str | None) -> str:
-    """Figures and report.html again, from a run's tables and manifest; returns a line that says where."""
-    from figures.redraw import read_tables
-
-    source = Path(folder)
-    tables = read_tables(source)
-    try:
-        facts = json.loads((source / "manifest.json").read_text(encoding="utf-8"))
-        findings = facts.pop("findings", [])
-    except (OSError, ValueError, AttributeError) as error:
-        raise RunFolderError(f"{source / 'manifest.json'} cannot be read: {error}; give a folder that `loopscope report` made") from error
-    if out is None:
-        finish(source, tables, facts, findings)
-        return f"report: {source / 'report.html'}"
-    with run_folder(out) as part:
-        finish(part, tables, facts, findings)
-    return f"report: {Path(out) / 'report.html'}"
+    if begin is not None:
+        facts = facts | {"seconds": round(time.monotonic() - begin, 1)}
+    write_text(json.dumps(facts | {"findings": findings}, indent=1, default=str) + "\n", folder / "manifest.json")

@@ -51,13 +51,28 @@ def read_texts(core: LoopedCore, task: str, count: int, texts: Sequence[str] | N
     return task, prompts(task, count, seed)
 
 
-def run_probe(model: str, *, task, count, texts, out, start, depth, seed, threads) -> None:
+def continued(core: LoopedCore, prompts: Iterable[str], tokens: int, seed: int, depth: int | None = None, advance=None) -> list[list[int]]:
+    """Each prompt with its own greedy continuation: the text a decoder works on. The start state is the model's own, whatever a
+    probe of that text then starts from."""
+    from decoders import Autoregressive
+
+    prompts, out = list(prompts), []
+    for i, prompt in enumerate(prompts):
+        new = Autoregressive().generate(core, prompt, max_new_tokens=tokens, depth=depth, seed=seed).tokens
+        out.append(core.prompt_tokens(prompt).tolist() + new)
+        if advance is not None:
+            advance(i + 1, len(prompts))
+    return out
+
+
+def run_probe(model: str, *, task, count, texts, out, start, depth, new_tokens, seed, threads) -> None:
     core, state = open_model(model, threads), start_state(start)
     label, prompts = read_texts(core, task, count, texts, seed)
     from probes import convergence, depth_lens
 
     options = {"task": label, "depth": depth, "start_state": state, "seed": seed}
-    results = [convergence(core, prompts, **options), depth_lens(core, prompts, **options)]
+    read = continued(core, prompts, new_tokens, seed, depth) if new_tokens else prompts
+    results = [convergence(core, read, **options), depth_lens(core, read, **options)]
     found, lens = (r.frame for r in results)
     found = found[(found.null == "none") & (found.metric == "cosine")]
     table = found.pivot_table(index="depth", columns="channel", values="value")[["q", "k", "v", "attn_out", "state"]]
@@ -67,13 +82,13 @@ def run_probe(model: str, *, task, count, texts, out, start, depth, seed, thread
     save(results, out, model=core.source, prompts=prompts, seed=seed)
 
 
-def run_intervene(model: str, *, task, count, texts, out, start, depth, grid, draft_depth, seed, threads) -> None:
+def run_intervene(model: str, *, task, count, texts, out, start, depth, new_tokens, positions, grid, draft_depth, seed, threads) -> None:
     core, state = open_model(model, threads), start_state(start)
     label, prompts = read_texts(core, task, count, texts, seed)
     from interventions import depth_grid, mature_v_verdict, prefix_channels
 
-    options = {"depth": depth, "start_state": state, "seed": seed}
-    channels = prefix_channels(core, prompts, task=label, new_tokens=48, **options)
+    options = {"depth": depth, "start_state": state, "seed": seed, "new_tokens": new_tokens, "max_positions": positions}
+    channels = prefix_channels(core, prompts, task=label, **options)
     effects = channels.effects()
     results: list[Result] = [channels, effects]
     shown = channels.frame[channels.frame.control == "none"]
@@ -82,7 +97,7 @@ def run_intervene(model: str, *, task, count, texts, out, start, depth, grid, dr
     for verdict in mature_v_verdict(effects):
         print(verdict.sentence)
     if grid:
-        results.append(depth_grid(core, prompts, draft_depth, task=label, new_tokens=48, **options))
+        results.append(depth_grid(core, prompts, draft_depth, task=label, **options))
         cells = results[-1].frame.pivot_table(index="k_depth", columns="v_depth", values="agreement")
         print(f"draft of depth {draft_depth}; rows: depth of the prefix's keys, columns: of its values")
         print(cells.round(3).to_string())
