@@ -40,6 +40,11 @@ class Plate:
         return draw(self.kind, self.frame, model=self.model, **self.options)
 
 
+def in_order(tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """The tables in the order in which a reader meets them, those without a figure last."""
+    return {kind: tables[kind] for kind in (*TABLES, *sorted(set(tables) - set(TABLES))) if kind in tables}
+
+
 def models(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     """Every model named in the tables, in the order of appearance."""
     return list(dict.fromkeys(str(m) for t in tables.values() if "model" in t.columns for m in t["model"].unique()))

@@ -124,7 +124,8 @@ def _indexed(folder: Path, index: Path) -> dict[str, Stored]:
             raise CheckpointError(f"{index} names {shard!r}; expected the name of a *.safetensors file in the same folder")
     if missing := [shard for shard in shards if not _is_file(folder / shard)]:
         lost = sorted(name for name, shard in where.items() if shard in missing)
-        raise CheckpointError(f"{index} names {len(shards)} shards, of which {len(missing)} are missing: {', '.join(s[:80] for s in missing)} "
+        raise CheckpointError(f"{index} names {len(shards)} shards, of which {len(missing)} are missing: "
+                              f"{', '.join(shard[:80] for shard in missing)} "
                               f"({len(lost)} tensors, the first {lost[0]}); download the checkpoint again")
     found: dict[str, Stored] = {}
     for shard in shards:

@@ -183,3 +183,10 @@ def test_missing_and_broken_tables_are_named(synthetic, tmp_path):
     assert set(read_tables(tmp_path)) == {"plan"}
     with pytest.raises(RunFolderError, match="cannot be drawn: the plan figure needs the columns time_speedup"):
         redraw(tmp_path)
+    assert not (tmp_path / "figures").exists()
+
+
+def test_text_for_a_number_is_named(synthetic, tmp_path):
+    write_table(synthetic.plan().assign(time_speedup="fast"), tmp_path / "tables" / "plan.parquet")
+    with pytest.raises(RunFolderError, match=r"plan\.parquet should have numbers in the column time_speedup, found 'fast'"):
+        redraw(tmp_path)
