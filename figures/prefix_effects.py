@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from figures import style
+from interventions.effects import NOISE
 
 METRICS = {"agreement": ("change in top-1 agreement", "higher is better"), "kl_nats": ("change in KL to depth T (nats)", "lower is better")}
 
@@ -46,6 +47,7 @@ def draw(frame, *, model=None, start=None, lag=None, depth=None):
 
 def forest(ax, part, rows):
     """One horizontal interval per (policy, control) row of `part`, which holds one task and one metric."""
+    part = part[[pair in set(rows) for pair in zip(part["policy"], part["control"])]]
     for y, (policy, control) in enumerate(rows):
         for r in part[(part["policy"] == policy) & (part["control"] == control)].itertuples():
             look = style.look(style.POLICIES, policy) if control == "none" else style.look(style.CONTROLS, control)
@@ -55,7 +57,7 @@ def forest(ax, part, rows):
     ax.axvline(0, color=style.INK, linewidth=0.9, zorder=1)
     ax.set_yticks(range(len(rows)), [name(p, c) for p, c in rows])
     ax.set_ylim(len(rows) - 0.5, -0.5)
-    if not part.empty and part[["effect", "low", "high"]].abs().max().max() < 1e-9:
+    if not part.empty and part[["effect", "low", "high"]].abs().max().max() < NOISE:
         ax.set_xlim(-0.01, 0.01)  # no effect at all: rounding errors must not look like one
     ax.locator_params(axis="x", nbins=5)
 

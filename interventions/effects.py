@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _GROUP = ["model", "task", "start", "depth", "lag"]
+NOISE = 1e-9  # a share or nats; what float32 sums in another order differ by is no effect
 BETTER = {"agreement": 1, "kl_nats": -1}  # the sign of an improvement
 
 
@@ -27,7 +28,7 @@ class EffectsResult(Result):
     """One row per model, task, start, depth, lag, policy, control and metric: the paired mean difference to aligned.
 
     low, high: bootstrap interval over n_prompts prompts (NaN for a single prompt). holds: it excludes 0 on the good side
-    (agreement up, KL down).
+    (agreement up, KL down). A further column, aligned: the aligned draft's own mean, what the effect is added to.
     """
 
     kind = "prefix_effects"
@@ -52,11 +53,16 @@ def paired_effects(frame: pd.DataFrame, *, level: float = 0.95, resamples: int =
             cell = cell.set_index("prompt")
             for metric, sign in BETTER.items():
                 difference = (cell[metric] - aligned[metric]).dropna().sort_index().to_numpy()
-                effect, low, high = bootstrap_mean(difference, level, resamples, seed)
+                effect, low, high = (beyond_noise(x) for x in bootstrap_mean(difference, level, resamples, seed))
                 holds = bool(low > 0 if sign > 0 else high < 0)
-                rows.append((*key, policy, control, metric, effect, low, high, len(difference), holds))
-    result = pd.DataFrame(rows, columns=list(EffectsResult.columns))
+                rows.append((*key, policy, control, metric, effect, low, high, len(difference), holds, float(aligned[metric].mean())))
+    result = pd.DataFrame(rows, columns=[*EffectsResult.columns, "aligned"])
     return EffectsResult(result, {**dict(meta or {}), "level": level, "resamples": resamples, "interval": "BCa over prompts"})
+
+
+def beyond_noise(value: float) -> float:
+    """The value, or 0 where it is a rounding error: an interval that ends there does not exclude 0."""
+    return 0.0 if abs(value) < NOISE else value
 
 
 def bootstrap_mean(sample: np.ndarray, level: float = 0.95, resamples: int = 2000, seed: int = 0) -> tuple[float, float, float]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from interventions.effects import EffectsResult
+from interventions.effects import NOISE, EffectsResult
 from loopscope.errors import SettingError
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_CEILING = 0.97  # aligned agreement from which little is left to gain
 _FEW = 6  # below this a sign test cannot reach 5 %, whatever the bootstrap says
 HELPS, HURTS, UNCLEAR = "helps", "hurts", "no clear effect"
 
@@ -24,10 +25,11 @@ HELPS, HURTS, UNCLEAR = "helps", "hurts", "no clear effect"
 class Verdict:
     """Effect of mature V on top-1 agreement (a share of positions) in one cell, and what it means.
 
-    verdict: "helps" if the interval lies above 0, "hurts" if below, else "no clear effect". kl_effect: the change in KL,
-    nats. helps_at, hurts_at, cells: how many (depth, lag) cells of the table say so. control, control_effect: the control
-    that did best in the same cell (None without controls); specific: whether mature V clearly beat it (its interval lies
-    above the control's interval, which is stricter than a paired comparison).
+    verdict: "helps" if the interval lies above 0, "hurts" if below (by more than rounding), else "no clear effect".
+    kl_effect, kl_low, kl_high: the change in KL, nats. aligned: the aligned draft's own agreement (None where unknown).
+    helps_at, hurts_at, cells: how many (depth, lag) cells of the table say so. control, control_effect: the control that did
+    best in the same cell (None without controls); specific: whether mature V clearly beat it (its interval lies above the
+    control's interval, which is stricter than a paired comparison).
     """
 
     model: str
@@ -41,6 +43,9 @@ class Verdict:
     high: float
     n_prompts: int
     kl_effect: float
+    kl_low: float
+    kl_high: float
+    aligned: float | None
     helps_at: int
     hurts_at: int
     cells: int
@@ -58,21 +63,24 @@ def mature_v_verdict(effects: EffectsResult | pd.DataFrame, *, depth: int | None
 
 
 def _judge(key: tuple, group: pd.DataFrame, depth: int | None, lag: int | None) -> Verdict:
+    import pandas as pd
+
     agreement = group[group.metric == "agreement"]
     real = agreement[agreement.control == "none"]
     depth = int(real.depth.min()) if depth is None else depth
     lag = int(real.lag.min()) if lag is None else lag
     cell = _row(real, depth, lag)
-    divergence = group[(group.metric == "kl_nats") & (group.control == "none")]
+    kl = _row(group[(group.metric == "kl_nats") & (group.control == "none")], depth, lag)
     controls = agreement[(agreement.control != "none") & (agreement.depth == depth) & (agreement.lag == lag)]
     best = controls.loc[controls.effect.idxmax()] if len(controls) else None
-    verdict = HELPS if cell.low > 0 else HURTS if cell.high < 0 else UNCLEAR
+    verdict = HELPS if cell.low > NOISE else HURTS if cell.high < -NOISE else UNCLEAR
     facts = dict(zip(("model", "task", "start"), key)) | {
         "depth": depth, "lag": lag, "verdict": verdict, "effect": float(cell.effect), "low": float(cell.low),
-        "high": float(cell.high), "n_prompts": int(cell.n_prompts), "kl_effect": float(_row(divergence, depth, lag).effect),
-        "helps_at": int((real.low > 0).sum()), "hurts_at": int((real.high < 0).sum()), "cells": len(real),
+        "high": float(cell.high), "n_prompts": int(cell.n_prompts), "kl_effect": float(kl.effect), "kl_low": float(kl.low),
+        "kl_high": float(kl.high), "aligned": None if pd.isna(cell.get("aligned")) else float(cell["aligned"]),
+        "helps_at": int((real.low > NOISE).sum()), "hurts_at": int((real.high < -NOISE).sum()), "cells": len(real),
         "control": None if best is None else str(best.control), "control_effect": None if best is None else float(best.effect),
-        "specific": None if best is None else bool(cell.low > best.high)}
+        "specific": None if best is None else bool(cell.low > best.high + NOISE)}
     return Verdict(**facts, sentence=_sentence(facts))
 
 
@@ -93,6 +101,10 @@ def _sentence(f: dict) -> str:
                 f"{100 * f['effect']:+.1f} points [{100 * f['low']:+.1f}, {100 * f['high']:+.1f}] over {f['n_prompts']} prompts")
     if 2 <= f["n_prompts"] < _FEW:
         size += " (an interval over so few prompts is too narrow)"
+    if f["n_prompts"] >= 2:
+        size += f", and its KL divergence from it by {f['kl_effect']:+.3f} nats [{f['kl_low']:+.3f}, {f['kl_high']:+.3f}] (lower is nearer)"
+    if f["aligned"] is not None and f["aligned"] >= _CEILING:
+        size += f"; the aligned draft already agrees {100 * f['aligned']:.1f} % of the time, so little could change for the better"
     text = f"{where}: {kind}: {size}; of {f['cells']} depths and lags it helps at {f['helps_at']} and hurts at {f['hurts_at']}"
     if f["control"] is not None and f["verdict"] == HELPS:
         names = {"shuffled_v": "shuffled values", "other_prompt_v": "another prompt's values", "noise_v": "noise of the same size"}

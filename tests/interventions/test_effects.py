@@ -137,3 +137,20 @@ def test_effects_of_a_table_are_those_of_its_result():
     result = PrefixChannelsResult(frame, {"depth": 16}).effects(resamples=300)
     assert isinstance(result, EffectsResult) and result.meta["depth"] == 16 and result.meta["resamples"] == 300
     assert result.frame.equals(paired_effects(frame, resamples=300).frame)
+
+
+def test_rounding_errors_are_no_effect():
+    frame = paired_effects(_frame({("deep_v", "none"): 3e-10}, noise=1e-11)).frame
+    assert (frame[["effect", "low"]][frame.metric == "agreement"] == 0).all(axis=None) and not frame.holds[frame.metric == "agreement"].any()
+    told = frame.assign(low=frame.low.where(frame.metric == "kl_nats", 4e-17), high=0.2)  # a table that an earlier version wrote
+    assert mature_v_verdict(told)[0].verdict == "no clear effect"
+
+
+def test_the_verdict_tells_the_change_in_kl_and_when_little_could_change():
+    plain = mature_v_verdict(paired_effects(_frame({("deep_v", "none"): 0.05})))[0]
+    assert f"KL divergence from it by {plain.kl_effect:+.3f} nats [{plain.kl_low:+.3f}, {plain.kl_high:+.3f}]" in plain.sentence
+    assert plain.kl_low < -0.5 < plain.kl_high and 0.2 < plain.aligned < 0.8 and "little could change" not in plain.sentence
+    high = _frame({("deep_v", "none"): 0.0}).assign(agreement=lambda f: 0.97 + f.agreement / 100)
+    assert "already agrees 97." in (said := mature_v_verdict(paired_effects(high))[0].sentence) and "little could change" in said
+    older = paired_effects(high).frame.drop(columns="aligned")
+    assert mature_v_verdict(older)[0].aligned is None
