@@ -1,6 +1,7 @@
 """`loopscope figures` draws a run again, or says in one line why not and leaves the run as it was."""
 
 import json
+import time
 
 import pandas as pd
 import pytest
@@ -18,7 +19,7 @@ FINDINGS = [{"model": "m", "topic": "decoder", "sentence": "WFD follows."}]
 
 @pytest.fixture
 def run(tmp_path):
-    finish(tmp_path / "run", {"plan": PLAN}, FACTS, FINDINGS)
+    finish(tmp_path / "run", {"plan": PLAN}, FACTS, FINDINGS, time.monotonic())
     return tmp_path / "run"
 
 
