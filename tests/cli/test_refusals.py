@@ -59,7 +59,7 @@ def test_depths_that_make_no_sense(loopscope, folder):
     refused(loopscope("decode", folder(), "text", "--depth", 0), "depth must be at least 1")
     refused(loopscope("decode", folder(), "text", "--depth", -3), "depth must be at least 1")
     refused(loopscope("decode", folder(), "text", "--decoder", "wfd", "--draft-depth", 9), "draft_depth 9", "at most 4")
-    refused(loopscope("decode", folder(), "text", "--depth", 10**12), "not enough memory")
+    refused(loopscope("decode", folder(), "text", "--depth", 10**12), "more than the 65536 recurrences")
     refused(loopscope("intervene", folder(), "--prompts", 2, "--grid", "--draft-depth", 9), "draft depth 9")
 
 
@@ -138,3 +138,18 @@ def test_a_mistake_in_the_program_is_not_hidden(loopscope, folder, monkeypatch):
 
     monkeypatch.setattr(decoders.named, "decoder", broken)
     assert isinstance(loopscope("decode", folder(), "text").exception, RuntimeError)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_a_request_beyond_the_memory_is_said_in_one_line(error, capsys):
+    import typer
+
+    from loopscope.cli.guard import guarded
+
+    @guarded
+    def command():
+        raise error
+
+    with pytest.raises(typer.Exit) as ended:
+        command()
+    assert ended.value.exit_code == 2 and "not enough memory" in capsys.readouterr().err
