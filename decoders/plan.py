@@ -126,9 +126,11 @@ class Plan(Result):
         """This plan with the benchmark's measurements as rows of their own (basis "measured")."""
         import pandas as pd
 
+        from decoders.bench import HEADLINE
+
         summary = bench.summary()
         rows = [(self.meta["model"], self.meta["task"], r.decoder, "measured", r.calls_per_token, r.seconds_per_token,
-                 r.call_speedup, r.decode_only, r.decode_only_low, r.decode_only_high, r.accepted_per_run, r.seconds_per_call)
+                 r.call_speedup, *(getattr(r, HEADLINE + end) for end in ("", "_low", "_high")), r.accepted_per_run, r.seconds_per_call)
                 for r in summary.itertuples()]
         measured = pd.DataFrame(rows, columns=list(self.frame.columns))
         return Plan(pd.concat([self.frame, measured], ignore_index=True), self.meta)

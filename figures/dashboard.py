@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from figures import acceptance, convergence, depth_lens, intervals, predicted, prefix_channels, ratios, speedup, style
+from interventions.effects import NOISE
 from loopscope.errors import SettingError
 
 
@@ -37,6 +39,8 @@ def draw(frame: Mapping, *, model=None, task=None, start=None):
     for kind, needed in TABLES.items():
         if kind in tables:
             style.check(tables[kind], needed, kind)
+    if "plan" in tables and "bench" in tables:
+        tables["plan"] = predicted.remeasured(tables["plan"], tables["bench"])
     pairs = ratios.per_prompt(tables["bench"]) if "bench" in tables else None
     tasks = style.order([x for t in tables.values() if "task" in t for x in t["task"].unique()], style.TASKS)
     task = task or (pairs.groupby("task")["time_speedup"].max().idxmax() if pairs is not None and len(pairs) else tasks[0] if tasks else "")
@@ -102,7 +106,7 @@ def headline(tables, task=None):
         said = []
         rank = style.order(cell["task"], style.TASKS)
         for r in sorted(cell.itertuples(), key=lambda r: rank.index(r.task)):
-            kind = "no interval" if r.low != r.low else "helps" if r.low > 0 else "hurts" if r.high < 0 else "no clear effect"
+            kind = "no interval" if r.low != r.low else "helps" if r.low > NOISE else "hurts" if r.high < -NOISE else "no clear effect"
             said.append(f"{kind}{f' on {r.task}' if r.task else ''} ({100 * r.mean:+.1f} points)")
         if said:
             first = "Mature-V: " + ", ".join(said)
@@ -110,13 +114,12 @@ def headline(tables, task=None):
     if "bench" in tables:
         pairs = ratios.per_prompt(tables["bench"])
         here = pairs[(pairs["decoder"] != "AR") & ((pairs["task"] == task) if task else True)]
-        if len(here):
-            means = intervals.table(here, ["decoder"], "time_speedup").sort_values("mean", ascending=False).iloc[0]
-            calls = here.loc[here["decoder"] == means["decoder"], "call_speedup"].mean()
-            spread = f" [{means['low']:.2f}, {means['high']:.2f}]" if means["low"] == means["low"] else ""
-            second = f"Fastest: {means['decoder']}, {means['mean']:.2f}x{spread} AR in time, {calls:.1f}x in calls" + (
+        top = ratios.fastest(here)
+        if top is not None:
+            doubt = top.doubt if len(top.rivals) < 2 else replace(top, rivals=top.rivals[:1]).doubt + f" and {len(top.rivals) - 1} more"
+            second = f"Best mean time: {top.decoder}, {top.mean:.2f}x {top.interval} AR, {top.calls:.1f}x in calls" + (
                 f" ({task})" if task else ""
-            )
+            ) + (f"; {doubt}" if doubt else "")
         third = speedup.same_tokens(ratios.equality(tables["bench"]))
     return first, second, third
 

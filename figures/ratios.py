@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from figures import style
+from dataclasses import dataclass
+
+from figures import intervals, style
 from loopscope.errors import SettingError
 
 COLUMNS = ("model", "task", "prompt", "repeat", "decoder", "lossless", "tokens", "decode_seconds", "recur_calls", "token_mismatches")
@@ -45,3 +47,74 @@ def equality(bench):
         .agg(lossless=("lossless", "all"), generations=("tokens", "size"), tokens=("tokens", "sum"), mismatches=("token_mismatches", "sum"))
         .reset_index()
     )
+
+
+@dataclass(frozen=True)
+class Fastest:
+    """The decoder with the largest mean speedup, and what its interval leaves in doubt.
+
+    rivals: decoders whose intervals overlap its own. doubt: words for the rest of a sentence, "" where there is nothing to say.
+    """
+
+    decoder: str
+    mean: float
+    low: float
+    high: float
+    calls: float
+    rivals: tuple[str, ...]
+
+    @property
+    def interval(self) -> str:
+        return f"[{self.low:.2f}, {self.high:.2f}]" if self.low == self.low else ""
+
+    @property
+    def doubt(self) -> str:
+        if self.low != self.low:
+            return "one prompt gives no interval"
+        said = []
+        if self.high < 1:
+            said.append("slower than AR")
+        elif self.low <= 1:
+            said.append("no gain shown")
+        if self.rivals:
+            said.append(f"not distinguishable from {' or '.join(self.rivals)}")
+        return ", ".join(said)
+
+
+def fastest(pairs) -> Fastest | None:
+    """Of per_prompt's rows for one model and task: mean of the per-prompt ratios, intervals over prompts. None without decoders."""
+    others = pairs[pairs["decoder"] != "AR"]
+    if others.empty:
+        return None
+    means = intervals.table(others, ["decoder"], "time_speedup").sort_values("mean", ascending=False)
+    top = means.iloc[0]
+    rivals = tuple(means[1:].loc[means[1:]["high"] >= top["low"], "decoder"])
+    calls = others.loc[others["decoder"] == top["decoder"], "call_speedup"].mean()
+    return Fastest(top["decoder"], float(top["mean"]), float(top["low"]), float(top["high"]), float(calls), rivals)
+
+
+BUSY = 2.0  # times; call times that differ by more are the machine's doing, not the model's
+
+
+def busy(bench, plan=None) -> str:
+    """A sentence where AR's own seconds per block call say that something else ran on the machine, else "". One model's rows.
+
+    Two signs: they spread over prompts and repeats (90th against 10th percentile), or they are far from what the timing sweep
+    before the benchmark measured (the plan's prediction for AR).
+    """
+    own = bench[(bench["decoder"] == "AR") & (bench["recur_calls"] > 0)]
+    for task, part in own.groupby("task", observed=True):
+        cost = part["decode_seconds"] / part["recur_calls"]
+        low, middle, high = cost.quantile([0.1, 0.5, 0.9])
+        told = plan[(plan["decoder"] == "AR") & (plan["basis"] == "predicted") & (plan["task"] == task)] if plan is not None else own[:0]
+        swept = float(told["seconds_per_token"].iloc[0] / told["calls_per_token"].iloc[0]) if len(told) else float("nan")
+        found = []
+        if high > BUSY * low:
+            found.append(f"varied {high / low:.1f} times between prompts")
+        if middle > BUSY * swept:
+            found.append(f"were {middle / swept:.1f} times those of the timing sweep before")
+        if found:
+            return "This machine was busy: rely on calls, not seconds. " + (
+                f"AR's own seconds per block call {' and '.join(found)} ({task or 'all'})."
+            )
+    return ""

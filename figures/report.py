@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from figures import draw, save, style, summaries, words
+from figures import draw, predicted, save, style, summaries, words
 from figures.gallery import Plate, models, plates, slugs
 from loopscope.records import write_text
 
@@ -50,6 +50,8 @@ def write_report(
     """
     folder = Path(folder)
     tables = {k: t for k, t in tables.items() if t is not None and len(t)}
+    if "plan" in tables and "bench" in tables:
+        tables["plan"] = predicted.remeasured(tables["plan"], tables["bench"])
     shown = {model: {"dashboard": None, "kinds": {}} for model in models(tables)}
     for plate in plates(tables):
         figure = plate.draw()
@@ -151,6 +153,9 @@ def _section(model: str, parts: dict[str, Any], tables, findings, manifest) -> d
         "mature_v": [f for f in mine if f["topic"] == "mature_v"],
         "others": [f for f in mine if f["topic"] not in ("mature_v", "approximate")],
         "speeds": summaries.speeds(own),
+        "fastest": summaries.fastest_sentences(own),
+        "settled": summaries.settled_sentences(own),
+        "busy": summaries.busy_sentences(own),
         "equality": summaries.equality_sentences(own),
         "plan": summaries.plan_rows(own),
         "effects": summaries.effect_rows(own),

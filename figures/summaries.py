@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from figures import intervals, predicted, ratios, style
+from interventions.effects import NOISE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,6 +52,60 @@ def speeds(tables: Tables) -> list[dict[str, Any]]:
                 }
             )
     return rows
+
+
+def fastest_sentences(tables: Tables) -> list[tuple[str, str, str]]:
+    """(before, decoder, after) of one sentence per task: the fastest decoder, and what its interval leaves in doubt."""
+    if "bench" not in tables or not ratios.has_pairs(tables["bench"]):
+        return []
+    pairs, bench, out = ratios.per_prompt(tables["bench"]), tables["bench"], []
+    for task in style.order(pairs["task"], style.TASKS):
+        top = ratios.fastest(pairs[pairs["task"] == task])
+        if top is None:
+            continue
+        wrong = int(bench.loc[(bench["task"] == task) & (bench["decoder"] == top.decoder), "token_mismatches"].sum())
+        fewer = f"AR makes {top.calls:.2f} times as many recurrence calls"
+        doubt = f"; {top.doubt}" if top.doubt else ""
+        same = "yes" if not wrong else f"no, {wrong} differ"
+        out.append((f"On {task or 'its'} prompts the decoder with the best mean time was", top.decoder,
+                    f": {top.mean:.2f}x {top.interval} the speed of plain decoding (AR){doubt}. {fewer}. Token for token equal: {same}."))
+    return out
+
+
+def settled_sentences(tables: Tables) -> list[str]:
+    """What is furthest from its end after the fewest recurrences, and whether it is nearer than what means nothing (its nulls)."""
+    if "convergence" not in tables:
+        return []
+    t = tables["convergence"]
+    t = t[(t["metric"] == "cosine") & (t["depth"] == t["depth"].min())]
+    t = style.choose(t, "start", None, "convergence", ("keyed", "embedding", "zero"))[0]
+    means = t[t["null"] == "none"].groupby("channel")["value"].mean()
+    if means.empty:
+        return []
+    slowest, first = means.idxmin(), means.idxmax()
+    own = t[t["channel"] == slowest]
+    beaten: list[str] = []
+    not_beaten: list[str] = []
+    cells = own.groupby(["task", "prompt", "null"], observed=True)["value"].mean().unstack("null")
+    for null in style.order([n for n in cells.columns if n in ("random_weights", "random_map")], style.NULLS):
+        gap = (cells["none"] - cells[null]).dropna().rename("gap").reset_index()
+        if gap.empty:
+            continue
+        low = intervals.table(gap, [], "gap")["low"].iloc[0]
+        (beaten if low > 0 else not_beaten).append(style.look(style.NULLS, null).label)
+    names = {c: style.look(style.CHANNELS, c).label for c in means.index}
+    text = (f"After {int(t['depth'].min())} recurrence, {names[slowest]} is furthest from where it ends (cosine {means[slowest]:.3f}), "
+            f"{names[first]} nearest ({means[first]:.3f})")
+    if beaten:
+        text += f"; the slowest is clearly nearer its end than under {' and '.join(beaten)}"
+    if not_beaten:
+        text += f"; the slowest is not shown to be nearer its end than under {' and '.join(not_beaten)}, so that nearness may mean nothing"
+    return [text + "."]
+
+
+def busy_sentences(tables: Tables) -> list[str]:
+    said = ratios.busy(tables["bench"], tables.get("plan")) if "bench" in tables else ""
+    return [said] if said else []
 
 
 def equality_sentences(tables: Tables) -> list[str]:
@@ -113,7 +168,7 @@ def effect_rows(tables: Tables) -> list[dict[str, str]]:
                 "effect": _points(r.effect),
                 "interval": interval,
                 "n": str(int(r.n_prompts)),
-                "holds": "yes" if r.holds else "no",
+                "holds": "better" if r.low > NOISE else "worse" if r.high < -NOISE else "no",
                 "where": f"draft depth {r.depth}, lag {r.lag}",
             }
         )

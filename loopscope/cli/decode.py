@@ -43,7 +43,7 @@ def describe(g: Generation) -> str:
 
 def run_bench(model: str, names: list[str] | None, *, task, count, texts, out, max_new_tokens, repeats, depth, start, seed,
               threads) -> None:
-    from decoders.bench import bench
+    from decoders.bench import HEADLINE, bench
     from decoders.named import decoder
 
     chosen = [decoder(n) for n in names or ("wfd", "dtv", "das-wave")]
@@ -53,8 +53,9 @@ def run_bench(model: str, names: list[str] | None, *, task, count, texts, out, m
     with Stages([1.0]) as stages, stages.stage("decoding"):
         result = bench(core, prompts, chosen, label, max_new_tokens, repeats, seed, depth=depth, start_state=state, progress=stages.advance)
     summary = result.summary()
-    summary["speedup"] = [f"{r.decode_only:.2f} [{r.decode_only_low:.2f}, {r.decode_only_high:.2f}]" for r in summary.itertuples()]
-    print(f"{core.source}, {len(prompts)} prompts ({label}), {max_new_tokens} new tokens; speedup: decode time against AR's, with a 95 % "
-          "interval over prompts")
+    summary["speedup"] = [f"{middle:.2f} [{low:.2f}, {high:.2f}]" for middle, low, high in
+                          zip(*(summary[HEADLINE + end] for end in ("", "_low", "_high")))]
+    print(f"{core.source}, {len(prompts)} prompts ({label}), {max_new_tokens} new tokens; speedup: mean over prompts of the "
+          "ratio of decode times, with a 95 % interval over prompts")
     print_table(summary[["decoder", "calls_per_token", "alpha", "seconds_per_token", "speedup", "token_mismatches", "repetition_rate"]])
     save([result, *([result.acceptance] if len(result.acceptance.frame) else [])], out, model=core.source, prompts=prompts, seed=seed)

@@ -22,11 +22,13 @@ def redraw(folder: str, out: str | None) -> str:
     from figures.gallery import in_order
     from figures.redraw import drawing, read_tables, staged
     from figures.report import write_report
-    from loopscope.cli.report import finish
+    from loopscope.cli.report import commands, finish
 
     source = Path(folder)
     tables = in_order(read_tables(source))
     facts, findings = _read_manifest(source / "manifest.json")
+    if isinstance(facts.get("size"), dict) and {"seed", "threads"} <= set(facts):  # a run made before its manifest held the commands
+        facts = facts | {"commands": facts.get("commands") or commands(facts)}
     if out is None:
         with staged(source) as part, drawing(source):
             write_report(part, tables, facts, findings)

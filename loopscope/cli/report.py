@@ -200,7 +200,8 @@ def commands(facts: Mapping[str, Any]) -> dict[str, str]:
     """
     size = vars(Size()) | dict(facts["size"])
     rest = f"--seed {facts['seed']} --threads {facts['threads']}"
-    probe = f"loopscope probe {{model}} --task {{task}} --start {{start}} --prompts {size['probe_prompts']} --new-tokens {size['new_tokens']}"
+    probe = f"loopscope probe {{model}} --task {{task}} --start {{start}} --prompts {size['probe_prompts']}"
+    probe += f" --new-tokens {size['new_tokens']}"
     intervene = f"loopscope intervene {{model}} --task {{task}} --start {{start}} --prompts {{prompts}} --new-tokens {size['new_tokens']}"
     intervene += f" --positions {size['max_positions']}"
     bench = (f"loopscope bench {{model}} --task {{task}} --prompts {size['bench_prompts']} --max-new-tokens {size['bench_tokens']} "
@@ -218,10 +219,13 @@ def finish(folder: Path, tables: dict[str, Any], facts: dict[str, Any], findings
     begin: when the run began (time.monotonic), for the manifest's seconds, which count the drawing too.
     """
     from figures.gallery import TABLES
+    from figures.predicted import remeasured
     from figures.report import write_report
     from loopscope.records import write_table, write_text
 
     tables = {kind: tables[kind] for kind in (*TABLES, *sorted(set(tables) - set(TABLES))) if kind in tables}
+    if "plan" in tables and "bench" in tables:
+        tables["plan"] = remeasured(tables["plan"], tables["bench"])
     for kind, frame in tables.items():
         write_table(frame, folder / "tables" / f"{kind}.parquet")
     write_report(folder, tables, facts, findings)

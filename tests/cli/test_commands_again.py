@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 from html import unescape
 
 import pandas as pd
@@ -62,3 +63,12 @@ def test_seconds_of_the_manifest_count_the_drawing(run):
     facts = json.loads((run[0] / "manifest.json").read_text())
     assert facts["seconds"] > 0 and facts["commands"]["bench"].startswith("loopscope bench {model}")
     assert facts["sources"] == {"random-huginn": facts["models"][0]}
+
+
+def test_an_older_run_redrawn_says_the_commands_too(run, loopscope, tmp_path):
+    older = tmp_path / "older"
+    shutil.copytree(run[0], older)
+    facts = json.loads((older / "manifest.json").read_text())
+    (older / "manifest.json").write_text(json.dumps({k: v for k, v in facts.items() if k not in ("commands", "sources")}))
+    assert loopscope("figures", older).exit_code == 0
+    assert "--start zero --prompts 2 --new-tokens 9 --positions 5 --seed 3 --threads 1" in (older / "report.html").read_text()
