@@ -10,7 +10,8 @@ from loopscope.random_models import random_config
 
 
 @pytest.mark.parametrize("family, key, value", [
-    ("ouro", "tie_word_embeddings", "false"), ("ouro", "tie_word_embeddings", 1), ("ouro", "bos_token_id", "x"), ("ouro", "bos_token_id", 1.5),
+    ("ouro", "tie_word_embeddings", "false"), ("ouro", "tie_word_embeddings", 1), ("ouro", "bos_token_id", "x"),
+    ("ouro", "bos_token_id", 1.5),
     ("huginn", "bos_token_id", [1]), ("huginn", "pad_token_id", {}), ("huginn", "intermediate_size", 10**18), ("ouro", "head_dim", 10**18)])
 def test_a_value_of_the_wrong_kind_is_refused(family, key, value):
     with pytest.raises(CheckpointError):
