@@ -12,7 +12,7 @@ import torch
 from decoders.autoregressive import step
 from decoders.generation import DRAFT, Decoder, Session, at_least
 from loopscope.errors import SettingError
-from loopscope.rows import POLICIES, At, Chain, Forest, ReadPolicy
+from loopscope.rows import At, Chain, Forest, ReadPolicy
 
 
 class DASWave(Decoder):
@@ -29,8 +29,7 @@ class DASWave(Decoder):
                  carry: bool | None = None) -> None:
         self.rounds, self.updates = at_least("rounds", rounds), at_least("updates", updates)
         self.capacity, self.initial_width = at_least("capacity", capacity), at_least("initial_width", initial_width)
-        if read not in POLICIES:
-            raise SettingError(f"read policy {read!r} is unknown; use one of {', '.join(map(repr, POLICIES))}")
+        ReadPolicy.named(read, 1)  # raises for an unknown name; the depth is not known yet
         self.read, self.carry = read, carry
 
     @property

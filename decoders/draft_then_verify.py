@@ -6,8 +6,7 @@ import torch
 
 from decoders.autoregressive import step
 from decoders.generation import DRAFT, TARGET, Decoder, Session, at_least, check_draft_depth
-from loopscope.errors import SettingError
-from loopscope.rows import ALIGNED, POLICIES, Chain, Draft, ReadPolicy
+from loopscope.rows import ALIGNED, Chain, Draft, ReadPolicy
 
 
 class DraftThenVerify(Decoder):
@@ -22,8 +21,7 @@ class DraftThenVerify(Decoder):
     def __init__(self, draft_depth: int, block: int, read: str = "aligned") -> None:
         self.draft_depth = at_least("draft_depth", draft_depth)
         self.block = at_least("block", block)
-        if read not in POLICIES:
-            raise SettingError(f"read policy {read!r} is unknown; use one of {', '.join(map(repr, POLICIES))}")
+        ReadPolicy.named(read, 1)  # raises for an unknown name; the depth is not known yet
         self.read = read
 
     @property

@@ -218,12 +218,12 @@ def finish(folder: Path, tables: dict[str, Any], facts: dict[str, Any], findings
 
     begin: when the run began (time.monotonic), for the manifest's seconds, which count the drawing too.
     """
-    from figures.gallery import TABLES
+    from figures.gallery import in_order
     from figures.predicted import remeasured
     from figures.report import write_report
     from loopscope.records import write_table, write_text
 
-    tables = {kind: tables[kind] for kind in (*TABLES, *sorted(set(tables) - set(TABLES))) if kind in tables}
+    tables = in_order(tables)
     if "plan" in tables and "bench" in tables:
         tables["plan"] = remeasured(tables["plan"], tables["bench"])
     for kind, frame in tables.items():

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from loopscope.attention import Pair, Plan, core_plan
 from loopscope.cache import DepthCache
 from loopscope.models.config import LoopedConfig, as_ids, need_bool, need_int, need_number, read_rope, refuse
-from loopscope.models.layers import Block, HalfRotary, SelfAttention
+from loopscope.models.layers import HalfRotary, PreNormBlock, SelfAttention
 from loopscope.models.looped import LoopedCore
 from loopscope.rows import ALIGNED, Chain, ReadPolicy, Rows
 
@@ -69,7 +69,7 @@ class HrmTextAttention(SelfAttention):
         return self.out(torch.sigmoid(gate) * z.flatten(-2))
 
 
-class HrmTextBlock(Block):
+class HrmTextBlock(PreNormBlock):
     """Pre-norm, with norms that have no weights."""
 
     norms = 0
@@ -77,19 +77,7 @@ class HrmTextBlock(Block):
 
     def __init__(self, config: LoopedConfig, rotary: type) -> None:
         super().__init__(config, rotary)
-        self.norm = UnitRMS(config.d_model, config.norm_eps)
-
-    def attention_input(self, x: Tensor) -> Tensor:
-        return self.norm(x)
-
-    def forward(self, x: Tensor, plan: Plan, cached: Pair | None, table: Tensor, tap=None) -> Tensor:
-        if tap is None:
-            x = x + self.attn(self.norm(x), plan, cached, table)
-            return x + self.mlp(self.norm(x))
-        x = tap("hook_resid_pre", x)
-        x = x + tap("hook_attn_out", self.attn(self.norm(x), plan, cached, table, tap))
-        x = tap("hook_resid_mid", x)
-        return tap("hook_resid_post", x + tap("hook_mlp_out", self.mlp(self.norm(x))))
+        self.norm_1 = self.norm_2 = UnitRMS(config.d_model, config.norm_eps)  # type: ignore[assignment]
 
 
 class HrmTextCore(LoopedCore):

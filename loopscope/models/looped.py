@@ -188,7 +188,7 @@ class LoopedCore(TextMixin, nn.Module):
                 raise SettingError(f"start_state must be [batch, positions, d_model] = [{x.shape[0]}, >= {last + 1}, "
                                    f"{x.shape[2]}], got {list(start_state.shape)}")
             return start_state[:, positions].to(x).expand_as(x)
-        if isinstance(rows, (Chain,)) and rows.start // _START_CHUNK == (rows.start + rows.count - 1) // _START_CHUNK:
+        if isinstance(rows, Chain) and rows.start // _START_CHUNK == (rows.start + rows.count - 1) // _START_CHUNK:
             chunk = self._start_chunk(seed, sequence, rows.start // _START_CHUNK, x.dtype, x.device)
             offset = rows.start % _START_CHUNK
             return chunk[offset : offset + rows.count].expand_as(x)
