@@ -14,10 +14,14 @@ import torch
 import torch.nn.functional as F
 
 from loopscope.errors import SettingError
-from loopscope.rows import ALIGNED, At, Chain, Draft, Forest, ReadPolicy, Rows, Wave
+from loopscope.padding import Pads, readable_in_batch, token_positions
+from loopscope.rows import ALIGNED, At, Chain, Draft, Forest, Merged, ReadPolicy, Rows, Tree, Wave
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from loopscope.cache import DepthCache
+    from loopscope.merged import CacheGroup
 
 Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]
@@ -82,7 +86,7 @@ class Plan:
         other = copy(self)
         other.causal = False
         far = queries[:, None] - keys >= window
-        other.mask = mask.masked_fill(far.view(mask.shape), float("-inf"))
+        other.mask = mask.masked_fill(far.view(mask.shape) if far.numel() == mask.numel() else far, float("-inf"))  # or one per sequence
         return other
 
     def _places(self) -> tuple[Tensor, Tensor, DepthCache]:
@@ -93,22 +97,22 @@ class Plan:
 class CausalPlan(Plan):
     """No cache: the rows are the whole sequence."""
 
-    def __init__(self, count: int, prefix: int = 0) -> None:
-        self.count, self.prefix, self.window = count, prefix, None
-        self.mask, self.causal = None, not prefix
+    def __init__(self, count: int, prefix: int = 0, pads: Pads = ()) -> None:
+        self.count, self.prefix, self.pads, self.window = count, prefix, pads, None
+        self.mask, self.causal = None, not prefix and not pads
 
     def rotary(self, table: Tensor) -> Tensor:
-        return table[: self.count]
+        return table[token_positions(Chain(0, self.count, pads=self.pads), table.device)] if self.pads else table[: self.count]
 
     def _narrowed(self, window):
-        other = CausalPlan(self.count, self.prefix)
+        other = CausalPlan(self.count, self.prefix, self.pads)
         other.window, other.causal = window, False
         return other
 
     def attend(self, cached, q, k, v, pattern=None):
         if not self.causal and self.mask is None:
             at = torch.arange(self.count, device=q.device)
-            self.mask = readable(at, at, self.prefix)
+            self.mask = readable_in_batch(at, at, self.pads) if self.pads else readable(at, at, self.prefix)
             if self.window is not None:
                 self.mask &= at[:, None] - at < self.window
         z = softmax_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), self.mask, self.causal, pattern)
@@ -127,8 +131,12 @@ class ChainPlan(Plan):
 
     def __init__(self, cache: DepthCache, rows: Chain, k_slot: int, v_slot: int) -> None:
         self.start, self.count, self.end = rows.start, rows.count, rows.start + rows.count
-        cache.check_positions(self.end)
-        self.cache, self.k_slot, self.v_slot = cache, k_slot, v_slot
+        cache.check_positions(self.end, rows.pads)
+        self.cache, self.k_slot, self.v_slot, self.rows = cache, k_slot, v_slot, rows
+        if rows.pads:
+            at = torch.arange(self.end, device=cache.device)
+            self.mask = cache.additive(readable_in_batch(at[self.start :], at, rows.pads))
+            return
         self.causal = self.start == 0 and self.count > 1
         self.mask = None if self.count == 1 or self.causal else cache.causal(self.start, self.count)
         if rows.prefix and self.start == 0:
@@ -136,7 +144,7 @@ class ChainPlan(Plan):
             self.causal, self.mask = False, cache.additive(readable(at, at, rows.prefix))
 
     def rotary(self, table):
-        return table[self.start:self.end]
+        return table[token_positions(self.rows, table.device)] if self.rows.pads else table[self.start:self.end]
 
     def attend(self, cached, q, k, v, pattern=None):
         keys, values = cached[0].select(1, self.k_slot), cached[1].select(1, self.v_slot)
@@ -152,7 +160,7 @@ class ChainPlan(Plan):
             return self
         other = super()._narrowed(window)
         other.low = max(0, self.start + 1 - window)
-        other.near = None if self.count == 1 else other.mask[:, other.low :]
+        other.near = None if self.count == 1 and not self.rows.pads else other.mask[..., other.low :]
         return other
 
     def _places(self):
@@ -300,15 +308,84 @@ class ForestPlan(Plan):
         return self.at, torch.cat((torch.arange(self.end, device=self.at.device), self.at)), self.cache
 
 
+class TreePlan(Plan):
+    """Rows of branches, each in a cell of its own: the verified prefix and its ancestors' cells, at its own depth. Batch 1.
+
+    slots: the slot of each row. All rows are written before any is read. A tree is irregular, so its rows are gathered.
+    """
+
+    def __init__(self, cache: DepthCache, rows: Tree, slots: list[int]) -> None:
+        self.cache, device = cache, cache.device
+        cache.check_positions(max(rows.cells) + 1)
+        self.at = torch.tensor(rows.at, device=device)
+        self.slots, self.cells = torch.tensor(slots, device=device), torch.tensor(rows.cells, device=device)
+        # Beyond the prefix only cells in flight matter; each is a column of the mask.
+        flight = sorted({c for own in rows.ancestors for c in own})
+        column = {c: i for i, c in enumerate(flight)}
+        self.prefix, self.flight = rows.prefix, torch.tensor(flight, device=device)
+        allowed = torch.zeros(rows.count, rows.prefix + len(flight), dtype=torch.bool)
+        allowed[:, : rows.prefix] = True
+        for i, own in enumerate(rows.ancestors):
+            allowed[i, [rows.prefix + column[c] for c in own]] = True
+        self.mask = cache.additive(allowed.to(device))[:, None, None]
+
+    def rotary(self, table):
+        return table.index_select(0, self.at)
+
+    def _place(self, buffer: Tensor, rows: Tensor) -> Tensor:
+        """Write rows [n, kv_heads, d_head]; return what they read, [n, kv_heads, prefix + in flight, d_head]."""
+        buffer[0].transpose(1, 2)[self.slots, self.cells] = rows
+        near = buffer[0].index_select(2, self.flight)
+        return torch.cat((buffer[0, :, :, : self.prefix].index_select(0, self.slots), near.index_select(0, self.slots)), 2)
+
+    def attend(self, cached, q, k, v, pattern=None):
+        keys, values = self._place(cached[0], k[0]), self._place(cached[1], v[0])
+        z = softmax_attention(q[0].unsqueeze(2), keys, values, self.mask, False, _across_rows(pattern))
+        return z.transpose(0, 2).transpose(1, 2)
+
+    def _narrowed(self, window):
+        raise SettingError("branches of drafts cannot run on a model with sliding windows; use a decoder with one branch")
+
+
+class MergedPlan(Plan):
+    """Rows of several sequences: everything but attention runs on all rows at once, attention on each sequence's own cache."""
+
+    def __init__(self, plans: list[Plan], counts: list[int]) -> None:
+        self.plans, self.counts = plans, counts
+        self.mask = None
+
+    def rotary(self, table):
+        return torch.cat([plan.rotary(table) for plan in self.plans])
+
+    def windowed(self, window):
+        return self if window is None else MergedPlan([plan.windowed(window) for plan in self.plans], self.counts)
+
+    def attend(self, cached, q, k, v, pattern=None):
+        """cached: the K/V pair of each sequence (loopscope.merged.CacheGroup)."""
+        parts, at = [], 0
+        split = zip(self.plans, cached, q.split(self.counts, 1), k.split(self.counts, 1), v.split(self.counts, 1))
+        for plan, own, q_, k_, v_ in split:
+            parts.append(plan.attend(own, q_, k_, v_, pattern and pattern.part(at, q_.shape[1])))
+            at += q_.shape[1]
+        return torch.cat(parts, 1)
+
+
 def _across_rows(pattern: PatternTap) -> PatternTap:
     """A tap sees [1, heads, n, L]; plans that attend row by row hold [n, heads, 1, L]."""
     return pattern and (lambda p: pattern(p.transpose(0, 2)).transpose(0, 2))
 
 
-def core_plan(rows: Rows, cache: DepthCache | None, policy: ReadPolicy = ALIGNED) -> Plan:
-    """The plan of one recurrence: each row on its own depth's K/V, or the prefix at the policy's depths."""
+def core_plan(rows: Rows, cache: DepthCache | CacheGroup | None, policy: ReadPolicy | Sequence[ReadPolicy] = ALIGNED) -> Plan:
+    """The plan of one recurrence: each row on its own depth's K/V, or the prefix at the policy's depths.
+
+    Merged rows: the group of their caches, and one policy for each part.
+    """
     if cache is None:
         return _uncached(rows)
+    if isinstance(rows, Merged):
+        return _merged(rows, [core_plan(part, own, read) for part, own, read in zip(rows.parts, cache.members, policy)])
+    if isinstance(rows, Tree):
+        return TreePlan(cache, rows, [cache.slot(r) for r in rows.depths])
     if isinstance(rows, Wave):
         if not policy.aligned:
             raise SettingError("a wave reads each row at its own depth; a foreign read policy needs rows of another kind")
@@ -340,16 +417,24 @@ def _slotted(rows: Chain | At | Draft | Forest, cache: DepthCache, policy: ReadP
     return ChainPlan(cache, rows, k_slot, v_slot)
 
 
-def outer_plan(rows: Rows, cache: DepthCache | None) -> Plan:
+def outer_plan(rows: Rows, cache: DepthCache | CacheGroup | None) -> Plan:
     """The plan of prelude and coda layers, which have one slot whatever the rows' depths."""
     if cache is None:
         return _uncached(rows)
+    if isinstance(rows, Merged):
+        return _merged(rows, [outer_plan(part, own) for part, own in zip(rows.parts, cache.members)])
     if isinstance(rows, Forest):
         return ForestPlan(cache, rows, [0], [0])
+    if isinstance(rows, Tree):
+        return TreePlan(cache, rows, [0] * rows.count)
     if isinstance(rows, At):
         return AtPlan(cache, rows, 0, 0)
     return ChainPlan(cache, rows if isinstance(rows, Chain) else Chain(rows.start, rows.count), 0, 0)
 
 
+def _merged(rows: Merged, plans: list[Plan]) -> MergedPlan:
+    return MergedPlan(plans, [part.count for part in rows.parts])
+
+
 def _uncached(rows: Rows) -> Plan:
-    return CausalPlan(rows.count, rows.prefix if isinstance(rows, Chain) else 0)
+    return CausalPlan(rows.count, rows.prefix, rows.pads) if isinstance(rows, Chain) else CausalPlan(rows.count)

@@ -51,12 +51,15 @@ class Chain:
     `start` are the active region: their K/V lie in the cache's buffers just beyond the materialised prefix.
     prefix: the first `prefix` positions of the sequence read each other in both directions (PrefixLM). They are one
     chunk: SettingError if the rows hold some of them and not all.
+    pads: per sequence of a left-padded batch, how many first columns hold no token; `start` and `positions` then count
+    columns (loopscope/padding.py).
     """
 
     start: int
     count: int
     depth: int = 1
     prefix: int = 0
+    pads: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.prefix and (self.start + self.count < self.prefix or 0 < self.start < self.prefix):
@@ -136,6 +139,33 @@ class Draft:
         return [self.depth] * self.count
 
 
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Rows of branches: several may stand at one position, each with K/V cells of its own (LoopSpec, arXiv 2609.17184).
+
+    cells: where each row's K/V lie in the cache's buffers; they need not equal `at`, the positions. ancestors: for each
+    row the cells that it reads beyond the verified prefix of `prefix` positions, its own included; never a sibling's.
+    """
+
+    at: tuple[int, ...]
+    cells: tuple[int, ...]
+    ancestors: tuple[tuple[int, ...], ...]
+    depths_: tuple[int, ...]
+    prefix: int
+
+    @property
+    def count(self) -> int:
+        return len(self.at)
+
+    @property
+    def positions(self) -> list[int]:
+        return list(self.at)
+
+    @property
+    def depths(self) -> list[int]:
+        return list(self.depths_)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Forest:
     """Rows with a prefix and ancestors of their own, kept outside the cache: probes at any lag in one batched pass.
@@ -166,4 +196,34 @@ class Forest:
         return Forest(self.at, self.prefix_end, self.ancestors, depth)
 
 
-Rows = Union[Chain, Wave, At, Draft, Forest]
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """Rows of several sequences in one call, sequence after sequence: what batched decoding runs.
+
+    parts: the rows of each sequence, of any kind. sequences: which sequence each part belongs to (hooks are told). The
+    call's tensors are [1, rows, ...]; each part attends to its own sequence's cache only (loopscope/merged.py), so a
+    sequence's numbers do not depend on its neighbours, and prompts of different lengths need no padding.
+    """
+
+    parts: tuple[Chain | Wave | At | Draft | Forest | Tree, ...]
+    sequences: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return sum(part.count for part in self.parts)
+
+    @property
+    def positions(self) -> list[int]:
+        return [p for part in self.parts for p in part.positions]
+
+    @property
+    def depths(self) -> list[int]:
+        return [r for part in self.parts for r in part.depths]
+
+    @property
+    def owners(self) -> list[int]:
+        """The sequence of each row."""
+        return [s for part, s in zip(self.parts, self.sequences) for _ in range(part.count)]
+
+
+Rows = Union[Chain, Wave, At, Draft, Forest, Tree, Merged]

@@ -7,8 +7,9 @@
 
 A tap is passed to embed, recur, read or forward of a LoopedCore; None costs nothing. In a call whose rows lie at
 different depths each depth's hook fires once, with that depth's rows only, [batch, rows, ...], and what it returns is
-written back into those rows. `hook.ctx["positions"]` (int64 [rows], CPU) are their absolute positions and
-`hook.ctx["role"]` says whether they are "target" rows or rows of a "draft".
+written back into those rows. `hook.ctx["positions"]` (int64 [rows], CPU) are their absolute positions,
+`hook.ctx["role"]` says whether they are "target" rows or rows of a "draft", and `hook.ctx["sequence"]` which sequence of a
+batched decode they belong to (0 elsewhere): a hook never sees two sequences at once.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from loopscope.hook_names import (
     match_names,
     position_axis,
 )
+from loopscope.rows import Merged
 
 if TYPE_CHECKING:
     from loopscope.models.looped import LoopedCore
@@ -125,15 +127,17 @@ class Tap:
         if len(roles) != count:
             raise HookError(f"the tap was told the roles of {len(roles)} rows, but the call has {count}")
         depths = rows.depths if by_depth else [None] * count
-        members: dict[tuple[int | None, str], list[int]] = {}
-        for i, key in enumerate(zip(depths, roles)):
+        owners = rows.owners if isinstance(rows, Merged) else [0] * count
+        members: dict[tuple[int | None, str, int], list[int]] = {}
+        for i, key in enumerate(zip(depths, roles, owners)):
             if key[1] == TARGET or self.hook_drafts:
                 members.setdefault(key, []).append(i)
         positions = torch.tensor(rows.positions)
         groups = []
-        for (depth, role), found in members.items():
+        for (depth, role, sequence), found in members.items():
             places = None if len(found) == count else torch.tensor(found)
-            groups.append(_Group(depth, places, {"positions": positions if places is None else positions[places], "role": role}))
+            context = {"positions": positions if places is None else positions[places], "role": role, "sequence": sequence}
+            groups.append(_Group(depth, places, context))
         return groups
 
     def _block(self, part: str, layer: int, rows: Rows, cycle: int = 0) -> BlockTap | None:
@@ -179,19 +183,34 @@ class BlockTap:
             tensor = self.tap._fire(prefix + name, tensor, group)
         return tensor
 
-    def pattern(self, name: str = PATTERN) -> Callable[[Tensor], Tensor] | None:
+    def pattern(self, name: str = PATTERN) -> PatternEdit | None:
         """None where nobody looks at the pattern, so that the fused kernel runs and no pattern exists."""
         wanted = [(prefix + name, group) for prefix, group in self.groups if self.tap.wants(prefix + name)]
-        if not wanted:
-            return None
+        return PatternEdit(self.tap, wanted) if wanted else None
 
-        def edit(pattern: Tensor) -> Tensor:
-            """pattern [batch, heads, rows, keys]."""
-            for full, group in wanted:
-                pattern = self.tap._fire(full, pattern, group, axis=2)
-            return pattern
 
-        return edit
+class PatternEdit:
+    """The hooks of one attention pattern: called with it, [batch, heads, rows, keys], gives what they make of it."""
+
+    __slots__ = ("tap", "wanted")
+
+    def __init__(self, tap: Tap, wanted: list[tuple[str, _Group]]) -> None:
+        self.tap, self.wanted = tap, wanted
+
+    def __call__(self, pattern: Tensor) -> Tensor:
+        for full, group in self.wanted:
+            pattern = self.tap._fire(full, pattern, group, axis=2)
+        return pattern
+
+    def part(self, start: int, count: int) -> PatternEdit | None:
+        """The hooks of rows start..start+count-1 of a merged call: the rows of one sequence, whose keys are its own."""
+        kept = []
+        for full, group in self.wanted:
+            if group.places is None:  # a merged call of one sequence
+                kept.append((full, group))
+            elif start <= int(group.places[0]) < start + count:
+                kept.append((full, group._replace(places=None if len(group.places) == count else group.places - start)))
+        return PatternEdit(self.tap, kept) if kept else None
 
 
 @dataclass
