@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopscope.errors import ContextError, DepthError
+from loopscope.errors import ContextError, DepthError, SettingError
 
 if TYPE_CHECKING:
     from loopscope.models.config import LoopedConfig
@@ -43,6 +43,7 @@ class DepthCache:
         self.slots = config.kv_slots or depth
         self.dtype, self.device = dtype, torch.device(device)
         self.length = 0
+        self.pads: tuple[int, ...] = ()  # per sequence: how many first columns hold no token (loopscope/padding.py)
 
         def pair(slots: int) -> tuple[torch.Tensor, torch.Tensor]:
             shape = (batch, slots, config.n_kv_heads, capacity, config.d_head)
@@ -60,7 +61,11 @@ class DepthCache:
                              "make the cache deeper or run fewer recurrences")
         return (self.slots - depth) % self.slots
 
-    def check_positions(self, end: int) -> None:
+    def check_positions(self, end: int, pads: tuple[int, ...] = ()) -> None:
+        """Raises ContextError beyond the capacity, SettingError for rows that do not know of this cache's pads."""
+        if pads != self.pads:
+            raise SettingError(f"this cache holds a batch padded by {list(self.pads)} columns, and these rows take it for one padded by "
+                               f"{list(pads)}; run padded batches through forward(tokens, attention_mask=...)")
         if end > self.capacity:
             raise ContextError(f"position {end - 1} is beyond the cache, which holds {self.capacity} positions")
 

@@ -72,7 +72,7 @@ class DoryAttention(SelfAttention):
         heads = self.qkv(x).unflatten(-1, (-1, self.d_head))
         qk, v = l2_norm(heads[:, :, : self.qk_heads]), heads[:, :, self.qk_heads :]
         q, k = qk[:, :, : self.heads], qk[:, :, self.heads :]
-        plan, table = plan.windowed(self.window), table[:, self.kind]
+        plan, table = plan.windowed(self.window), table.select(-4, self.kind)
         stretch = (self.sqk * self.sqk_scale).square().view(self.heads, self.d_head)
         if tap is None:
             z = plan.attend(cached, self.rotate(q, table) * stretch, self.rotate(k, table), v)

@@ -62,7 +62,7 @@ class InterleavedRotary:
 
     @staticmethod
     def rotate(x: Tensor, table: Tensor) -> Tensor:
-        """x [batch, n, heads, d_head], table [n, 1, d_head / 2]."""
+        """x [batch, n, heads, d_head], table [n, 1, d_head / 2], or one for each sequence, [batch, n, 1, d_head / 2]."""
         wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
         pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))
         return torch.view_as_real(pairs * table).flatten(-2).to(x.dtype)
@@ -79,10 +79,10 @@ class HalfRotary:
 
     @staticmethod
     def rotate(x: Tensor, table: Tensor) -> Tensor:
-        """x [batch, n, heads, d_head], table [n, 2, 1, d_head]."""
+        """x [batch, n, heads, d_head], table [n, 2, 1, d_head], or one for each sequence, [batch, n, 2, 1, d_head]."""
         wide = x if x.dtype == table.dtype else x.to(table.dtype)
         swapped = wide.roll(wide.shape[-1] // 2, -1)
-        return torch.addcmul(wide * table[:, 0], swapped, table[:, 1]).to(x.dtype)
+        return torch.addcmul(wide * table.select(-3, 0), swapped, table.select(-3, 1)).to(x.dtype)
 
 
 class SelfAttention(nn.Module):

@@ -22,6 +22,7 @@ from loopscope.cache import DepthCache
 from loopscope.errors import ContextError, DepthError, PromptError, SettingError
 from loopscope.models.config import MOST_DEPTH, LoopedConfig
 from loopscope.models.layers import Block, RMSNorm, rotary_angles
+from loopscope.padding import read_pads, token_positions
 from loopscope.rows import ALIGNED, Chain, Forest, ReadPolicy, Rows
 from loopscope.start import keyed_normal
 from loopscope.text import TextMixin
@@ -181,19 +182,24 @@ class LoopedCore(TextMixin, nn.Module):
             raise SettingError(f"start_state must be None, 'zero' or a tensor, got {type(start_state).__name__}")
         rows = rows or Chain(0, x.shape[1])
         positions = rows.at if isinstance(rows, Forest) else rows.positions
+        last = max(rows.positions)
+        padded = isinstance(rows, Chain) and bool(rows.pads)
+        if padded:
+            positions, last = token_positions(rows, x.device), _end_of(rows) - 1
         if isinstance(start_state, Tensor):
-            last = max(rows.positions)
             if start_state.ndim != 3 or start_state.shape[2] != x.shape[2] or start_state.shape[1] <= last \
                     or start_state.shape[0] not in (1, x.shape[0]):
                 raise SettingError(f"start_state must be [batch, positions, d_model] = [{x.shape[0]}, >= {last + 1}, "
                                    f"{x.shape[2]}], got {list(start_state.shape)}")
+            if padded:
+                return torch.take_along_dim(start_state.to(x), positions[..., None], dim=1)
             return start_state[:, positions].to(x).expand_as(x)
-        if isinstance(rows, Chain) and rows.start // _START_CHUNK == (rows.start + rows.count - 1) // _START_CHUNK:
+        if isinstance(rows, Chain) and not padded and rows.start // _START_CHUNK == (rows.start + rows.count - 1) // _START_CHUNK:
             chunk = self._start_chunk(seed, sequence, rows.start // _START_CHUNK, x.dtype, x.device)
             offset = rows.start % _START_CHUNK
             return chunk[offset : offset + rows.count].expand_as(x)
         chunks = [self._start_chunk(seed, sequence, i, x.dtype, x.device)
-                  for i in range(max(rows.positions) // _START_CHUNK + 1)]
+                  for i in range(last // _START_CHUNK + 1)]
         return torch.cat(chunks)[positions].expand_as(x)
 
     def carrying(self, state: Tensor, x: Tensor) -> Tensor:
@@ -227,23 +233,33 @@ class LoopedCore(TextMixin, nn.Module):
         return self.unembed(h)
 
     def forward(self, tokens: Tensor, depth: int | None = None, *, start_state: str | Tensor | None = None,
-                seed: int = 0, cache: DepthCache | None = None, tap=None, prefix: int = 0) -> Tensor:
+                seed: int = 0, cache: DepthCache | None = None, tap=None, prefix: int = 0,
+                attention_mask: Tensor | None = None) -> Tensor:
         """tokens [batch, n] or [n] -> logits [batch, n, vocab] after `depth` recurrences (default: T).
 
         With a cache the pass continues from `cache.length`, writes K/V at every depth and commits them.
         prefix: how many first positions of the sequence read each other in both directions (PrefixLM models only); all
         of them must be in one call.
+        attention_mask: of a batch padded on the left, 1 for tokens and 0 for pads, [batch, n] (or with the cached positions too).
+        A token's logits are those of its row without the pads; the logits of pads are finite and mean nothing. The cache
+        remembers its pads, so later calls need no mask. Raises PromptError for a mask of any other kind.
         """
         depth, prefix = self.check_depth(depth), self.check_prefix(prefix)
         tokens = self.as_tokens(tokens)
         begin = 0 if cache is None else cache.length
         count = tokens.shape[1]
-        rows = Chain(begin, count, prefix=prefix)
+        pads = read_pads(attention_mask, tokens, cache)
+        if pads and prefix:
+            raise SettingError(f"prefix={prefix} counts the same first positions in every row, but the prompts of a padded batch differ in "
+                               "length; run prompts with a prefix one by one")
+        if cache is not None:
+            cache.pads = pads
+        rows = Chain(begin, count, prefix=prefix, pads=pads)
         x = self.embed(tokens, rows, cache, tap)
         state = self.start(x, rows, seed=seed, start_state=start_state)
         for r in range(1, depth + 1):
-            state = self.recur(state, x, Chain(begin, count, r, prefix), cache, tap=tap)
-        logits = self.read(state, Chain(begin, count, depth, prefix), cache, tap)
+            state = self.recur(state, x, Chain(begin, count, r, prefix, pads), cache, tap=tap)
+        logits = self.read(state, Chain(begin, count, depth, prefix, pads), cache, tap)
         if cache is not None:
             cache.commit(begin + count)
         return logits
@@ -312,7 +328,7 @@ class LoopedCore(TextMixin, nn.Module):
         return self._start_chunks[key]
 
     def _check_context(self, rows: Rows) -> None:
-        end = rows.start + rows.count if isinstance(rows, Chain) else max(rows.positions) + 1
+        end = _end_of(rows)
         if end > self.config.context:
             raise ContextError(f"position {end - 1} is beyond this model's context of {self.config.context} positions; "
                                "shorten the prompt or ask for fewer new tokens")
@@ -329,3 +345,8 @@ class LoopedCore(TextMixin, nn.Module):
         from loopscope.models.loading import save_checkpoint
 
         save_checkpoint(self, folder)
+
+
+def _end_of(rows: Rows) -> int:
+    """One past the last position that any sequence of the rows reaches."""
+    return rows.start + rows.count - min(rows.pads, default=0) if isinstance(rows, Chain) else max(rows.positions) + 1
