@@ -70,7 +70,7 @@ def token_positions(rows: Chain, device: torch.device) -> Tensor:
 
 
 def readable_in_batch(queries: Tensor, keys: Tensor, pads: Pads) -> Tensor:
-    """Which key columns [L] the rows at the columns `queries` [n] read in each sequence, [batch, 1, n, L] (bool): the tokens up to their own.
+    """Which key columns [L] the rows at the columns `queries` [n] read in each sequence, [batch, 1, n, L] (bool): tokens up to their own.
 
     A pad reads itself alone: what it computes is read by nobody, but a softmax over nothing would be NaN.
     """

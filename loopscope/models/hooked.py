@@ -29,6 +29,7 @@ from loopscope.tap import Hooks, Tap
 from loopscope.text import TextMixin
 
 RETURN_TYPES = ("logits", "loss", "both", None)
+_NO_TARGET = -100
 Direction = Literal["fwd", "bwd"]
 
 
@@ -183,11 +184,14 @@ class LoopedModel(TextMixin, HookedRootModule):
         return self.core.read(state, rows, cache, self.tap())
 
     def forward(self, tokens: Tensor | str | list[str], depth: int | None = None, *, return_type: str | None = "logits",
-                start_state: str | Tensor | None = None, seed: int = 0, cache: DepthCache | None = None, prefix: int = 0) -> Any:
+                start_state: str | Tensor | None = None, seed: int = 0, cache: DepthCache | None = None, prefix: int = 0,
+                attention_mask: Tensor | None = None) -> Any:
         """tokens [batch, n] or [n], or text -> logits [batch, n, vocab] after `depth` recurrences (default: T).
 
         return_type: "logits", "loss" (mean next-token cross-entropy in nats), "both" or None, as in TransformerLens.
         prefix: how many first positions read each other in both directions (PrefixLM models only).
+        attention_mask [batch, n]: 0 for the pads on the left of each row, 1 for its tokens; as in LoopedCore.forward. Hooks
+        see pads too, [batch, pos, ...], and count columns; a loss leaves them out.
         """
         if return_type not in RETURN_TYPES:
             raise SettingError(f"return_type {return_type!r} is unknown; use one of {', '.join(map(repr, RETURN_TYPES))}")
@@ -196,13 +200,18 @@ class LoopedModel(TextMixin, HookedRootModule):
         if cache is not None and torch.is_grad_enabled() and self._hooked_backward():
             raise HookError("backward hooks cannot run with a cache, which is overwritten in place; run without one")
         tokens = self._as_tokens(tokens)
-        logits = self.core(tokens, depth, start_state=start_state, seed=seed, cache=cache, tap=self.tap(), prefix=prefix)
+        logits = self.core(tokens, depth, start_state=start_state, seed=seed, cache=cache, tap=self.tap(), prefix=prefix,
+                           attention_mask=attention_mask)
         if return_type in ("logits", None):
             return logits if return_type else None
-        if tokens.shape[1] < 2:
+        targets = tokens[:, 1:]
+        if attention_mask is not None:
+            real = attention_mask.to(tokens.device).bool().view(len(tokens), -1)[:, -tokens.shape[1] : -1]
+            targets = targets.masked_fill(~real, _NO_TARGET)  # what follows a pad is predicted from nothing
+        if not (targets != _NO_TARGET).any():
             raise SettingError("a next-token loss needs at least two tokens")
         loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32)),
-                                           tokens[:, 1:].flatten())
+                                           targets.flatten(), ignore_index=_NO_TARGET)
         return (logits, loss) if return_type == "both" else loss
 
     def _as_tokens(self, tokens: Tensor | str | list[str]) -> Tensor:
