@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,21 +19,22 @@ _SQUARE_MASK_LIMIT = 4096
 class DepthCache:
     """Preallocated K/V, one K and one V tensor per layer, shape [batch, slots, kv_heads, capacity, d_head].
 
-    Prelude and coda layers have one slot, core layers one per depth (or `config.kv_slots`, which the depths then share:
-    depth r writes and reads slot (kv_slots - r) mod kv_slots, so an earlier recurrence reads the past as the last one that
-    wrote there left it). `length` is the materialised prefix C: the
-    positions whose K/V exist at all depths and were written by verified rows only. Rows in flight use the same
-    buffers just beyond it, so committing advances `length` and copies nothing, and rejecting is not advancing it.
+    Prelude and coda layers have one slot, core layers one per depth, or s (`slots`; default: `config.kv_slots`) that the
+    depths share by their class r mod s: the last write wins, so an earlier recurrence reads the past as the deepest one of
+    its class that wrote there left it (Huginn's `compress-s`, in layers; docs/algorithms.md, 2.3). `length` is the
+    materialised prefix C: the positions whose K/V exist at all depths and were written by verified rows only. Rows in
+    flight use the same buffers just beyond it, so committing advances `length` and copies nothing, and rejecting is not
+    advancing it.
 
-    With a slot per depth, depth r lies in slot `depth - r`. Descending order makes a wave (deepest row first, positions ascending) a
+    Depth r lies in slot (slots - r) mod slots. Descending order makes a wave (deepest row first, positions ascending) a
     regular stride through memory, which attention can read in place.
 
     Where a recurrence has inner cycles, `core` holds the layers of the stack that closes it first, then those of cycle 1,
     cycle 2, ...: layer l of cycle i is `core[i * n_core + l]`.
     """
 
-    def __init__(self, config: LoopedConfig, capacity: int, depth: int, batch: int = 1,
-                 dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
+    def __init__(self, config: LoopedConfig, capacity: int, depth: int, batch: int = 1, dtype: torch.dtype = torch.float32,
+                 device: torch.device | str = "cpu", slots: int | None = None) -> None:
         if depth < 1:
             raise DepthError(f"a cache needs a depth of at least 1, got {depth}")
         if capacity > config.context:
@@ -40,7 +42,10 @@ class DepthCache:
                 f"{capacity} positions were asked for, but this model's context is {config.context}; "
                 "shorten the prompt or lower max_new_tokens")
         self.capacity, self.depth, self.batch = capacity, depth, batch
-        self.slots = config.kv_slots or depth
+        if slots is not None and (isinstance(slots, bool) or not isinstance(slots, int) or not 1 <= slots <= depth):
+            raise SettingError(f"slots must be a whole number from 1 (all depths share one) to the cache's depth of {depth} (a slot for "
+                               f"each), got {slots!r}; None is the model's own default")
+        self.slots = slots or config.kv_slots or depth
         self.dtype, self.device = dtype, torch.device(device)
         self.length = 0
         self.pads: tuple[int, ...] = ()  # per sequence: how many first columns hold no token (loopscope/padding.py)
@@ -74,6 +79,29 @@ class DepthCache:
         if length > self.capacity:
             raise ContextError(f"cannot commit {length} positions to a cache of {self.capacity}")
         self.length = length
+
+    def fill_deeper(self, positions: Sequence[int] | torch.Tensor, depth: int | torch.Tensor) -> None:
+        """Leave what these positions hold at `depth`, the last they ran, to all deeper readers: K and V of every core layer.
+
+        positions [n]: columns of the cache. depth: one number, or a tensor [batch or 1, n]. A row that stops early then
+        looks, to a row that runs deeper, as if nothing had changed from there on; a reader at depth r <= depth reads
+        depth r (Huginn's lookup `latest`). Shared slots keep the deepest recurrence of their class that ran, and only a
+        class that none ran is filled. Raises DepthError for depths outside the cache, ContextError for such positions.
+        """
+        at = torch.as_tensor(positions, device=self.device).long()
+        last = torch.as_tensor(depth, device=self.device).long()
+        low, high = int(last.min()), int(last.max())
+        self.slot(low), self.slot(high)
+        self.check_positions(int(at.max()) + 1, self.pads)
+        if low >= self.slots:
+            return  # every class has been run
+        target = torch.arange(low + 1, self.slots + 1, device=self.device)[None, :, None]  # the shallowest depth of each class left
+        source = target.minimum(last.expand(self.batch, len(at))[:, None])  # [batch, classes, n]
+        rows = torch.arange(self.batch, device=self.device)[:, None, None]
+        for pair in self.core:
+            for buffer in pair:
+                cells = buffer.transpose(2, 3)  # [batch, slots, capacity, kv_heads, d_head]
+                cells[rows, self.slots - target, at] = cells[rows, self.slots - source, at]
 
     def keys(self, layer: int, depth: int, length: int | None = None) -> torch.Tensor:
         """Core keys at one depth, a view [batch, kv_heads, length, d_head]; default: the materialised prefix."""

@@ -160,8 +160,8 @@ class LoopedModel(TextMixin, HookedRootModule):
     def check_depth(self, depth: int | None) -> int:
         return self.core.check_depth(depth)
 
-    def make_cache(self, capacity: int, depth: int | None = None, batch: int = 1) -> DepthCache:
-        return self.core.make_cache(capacity, depth, batch)
+    def make_cache(self, capacity: int, depth: int | None = None, batch: int = 1, slots: int | None = None) -> DepthCache:
+        return self.core.make_cache(capacity, depth, batch, slots)
 
     def save_pretrained(self, folder) -> None:
         self.core.save_pretrained(folder)

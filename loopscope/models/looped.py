@@ -266,10 +266,11 @@ class LoopedCore(TextMixin, nn.Module):
 
     # ---- helpers --------------------------------------------------------------------------------------------
 
-    def make_cache(self, capacity: int, depth: int | None = None, batch: int = 1) -> DepthCache:
-        """A DepthCache of this model's sizes, dtype and device."""
+    def make_cache(self, capacity: int, depth: int | None = None, batch: int = 1, slots: int | None = None) -> DepthCache:
+        """A DepthCache of this model's sizes, dtype and device. slots: how many K/V slots the depths of a core layer share
+        (depth r uses the one of class r mod slots, which is approximate); None: as many as the model itself has."""
         self._reach(min(capacity, self.config.context))
-        return DepthCache(self.config, capacity, self.check_depth(depth), batch, self.dtype, self.device)
+        return DepthCache(self.config, capacity, self.check_depth(depth), batch, self.dtype, self.device, slots)
 
     def check_depth(self, depth: int | None) -> int:
         """`depth`, or T. Raises DepthError below 1 or for anything that is not a whole number."""
@@ -348,5 +349,5 @@ class LoopedCore(TextMixin, nn.Module):
 
 
 def _end_of(rows: Rows) -> int:
-    """One past the last position that any sequence of the rows reaches."""
-    return rows.start + rows.count - min(rows.pads, default=0) if isinstance(rows, Chain) else max(rows.positions) + 1
+    """One past the last position that any sequence of the rows reaches; a pad counts as position 0."""
+    return max(1, rows.start + rows.count - min(rows.pads, default=0)) if isinstance(rows, Chain) else max(rows.positions) + 1
