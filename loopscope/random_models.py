@@ -83,6 +83,11 @@ _NAMES = {"raven": ("transformer.core_block.0.norm_1.weight",),
 FAMILIES = tuple(_RAW)
 
 
+def settings_of(family: str) -> tuple[str, ...]:
+    """What `random_config` lets one set for a family, under LoopedConfig's names."""
+    return tuple(_KEYS[family])
+
+
 def random_config(family: str, **overrides: Any) -> dict[str, Any]:
     """An official config.json of a tiny model; "raven_olmo" is the OLMo wiring of "raven".
 
