@@ -1,10 +1,8 @@
-"""Reading and writing checkpoints: config.json and safetensors only, nothing that came with them is executed."""
+"""Reading checkpoints: config.json and safetensors only, nothing that came with them is executed."""
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,18 +79,29 @@ def usable_device(device: str | int | torch.device) -> torch.device:
 
 
 def _fill(core: LoopedCore, stored: dict[str, Stored], device: torch.device, dtype: torch.dtype) -> None:
-    """Put tensors into a model built on the meta device, one official tensor at a time."""
+    """Put tensors into a model built on the meta device: each parameter is made once, where it stays, and filled piece by piece."""
     names = core.official_names(core.config)
+    check_tensors(core, stored)
+    shapes = {name: tuple(p.shape) for name, p in core.named_parameters()}
+    for ours, group in names.items():
+        parts = [stored[theirs] for theirs in group]
+        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:]) if len(parts) > 1 else parts[0].shape
+        tensor, row = torch.empty(shape, device=device, dtype=dtype), 0
+        for part in parts:
+            part.load_into(tensor.narrow(0, row, part.shape[0]) if len(parts) > 1 else tensor)
+            row += part.shape[0] if len(parts) > 1 else 0
+        module, _, leaf = ours.rpartition(".")
+        setattr(core.get_submodule(module), leaf, torch.nn.Parameter(tensor.reshape(shapes[ours]), requires_grad=False))
+
+
+def check_tensors(core: LoopedCore, stored: dict[str, Stored]) -> None:
+    """Raises CheckpointError unless these tensors, by name and shape, are those of the model's config. No weight is read."""
     check_names(core, stored)
     if "freqs_cis" in stored:
         _check_rotary(core, stored["freqs_cis"])
     shapes = {name: tuple(p.shape) for name, p in core.named_parameters()}
-    for ours, group in names.items():
+    for ours, group in core.official_names(core.config).items():
         _check_shape(core, ours, [stored[theirs] for theirs in group], shapes[ours])
-        parts = [stored[theirs].load(device, dtype) for theirs in group]
-        tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
-        module, _, leaf = ours.rpartition(".")
-        setattr(core.get_submodule(module), leaf, torch.nn.Parameter(tensor.reshape(shapes[ours]), requires_grad=False))
 
 
 def check_names(core: LoopedCore, stored: dict[str, Stored]) -> None:
@@ -135,43 +144,17 @@ def _check_shape(core: LoopedCore, ours: str, group: list[Stored], shape: tuple[
     """Raises CheckpointError unless the official tensors make up our parameter, each with the size that it should have."""
     probe = torch.empty(shape, device="meta")
     official = core.to_official(ours, probe, core.config)
-    sizes = _split_sizes(core, ours, official) if len(group) > 1 else [official.shape[0]]
+    sizes = split_sizes(core, ours, official) if len(group) > 1 else [official.shape[0]]
     for tensor, expected in zip(group, official.split(sizes)):
         if tensor.shape != tuple(expected.shape):
             raise CheckpointError(f"{tensor.path}: tensor {tensor.name} should be {list(expected.shape)}, as config.json has it, "
                                   f"found {list(tensor.shape)}")
 
 
-def official_state(core: LoopedCore) -> dict[str, torch.Tensor]:
-    """The model's tensors under their official names."""
-    own = dict(core.named_parameters())
-    out: dict[str, torch.Tensor] = {}
-    for ours, group in core.official_names(core.config).items():
-        tensor = core.to_official(ours, own[ours].detach(), core.config)
-        sizes = _split_sizes(core, ours, tensor) if len(group) > 1 else [tensor.shape[0]]
-        out |= dict(zip(group, (t.contiguous() for t in tensor.split(sizes))))
-    return out
-
-
-def _split_sizes(core: LoopedCore, name: str, tensor: torch.Tensor) -> list[int]:
+def split_sizes(core: LoopedCore, name: str, tensor: torch.Tensor) -> list[int]:
+    """Rows of each official tensor of a parameter that packs several."""
     config = core.config
     if name.endswith("attn.qkv.weight"):
         return [config.n_heads * config.d_head, config.n_kv_heads * config.d_head, config.n_kv_heads * config.d_head]
     parts = 4 if name.endswith("attn.gqkv.weight") else 2
     return [tensor.shape[0] // parts] * parts
-
-
-def save_checkpoint(core: LoopedCore, folder: str | os.PathLike) -> Path:
-    """Write config.json, model.safetensors and tokenizer.json; each appears under its name only when complete."""
-    from safetensors.torch import save_file
-
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as part:
-        save_file(official_state(core), Path(part) / "model.safetensors", metadata={"format": "pt"})
-        (Path(part) / "config.json").write_text(json.dumps(dict(core.config.raw), indent=1) + "\n", encoding="utf-8")
-        if core.tokenizer is not None:
-            core.tokenizer.save(str(Path(part) / "tokenizer.json"))
-        for name in sorted(os.listdir(part), reverse=True):  # weights before config: a folder with config.json is complete
-            os.replace(Path(part) / name, folder / name)
-    return folder

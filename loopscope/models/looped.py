@@ -343,7 +343,7 @@ class LoopedCore(TextMixin, nn.Module):
 
     def save_pretrained(self, folder) -> None:
         """Write config.json and model.safetensors with official keys and names."""
-        from loopscope.models.loading import save_checkpoint
+        from loopscope.models.saving import save_checkpoint
 
         save_checkpoint(self, folder)
 

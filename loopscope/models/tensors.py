@@ -1,4 +1,7 @@
-"""Where a checkpoint's tensors lie: safetensors headers first, tensors one at a time. Nothing that is read is executed.
+"""Where a checkpoint's tensors lie: safetensors headers first, tensors piece by piece. Nothing that is read is executed.
+
+A file is opened anew for every piece, of at most PIECE bytes: what has been read of a mapped file counts as this
+process's memory until the file is let go. So loading needs the model's own size and one piece, whatever the tensors'.
 
 The one pickle that is ever opened is the file Parcae is released as, through torch.load(weights_only=True), which
 builds tensors and plain containers and refuses everything else; a warning says so.
@@ -7,7 +10,9 @@ builds tensors and plain containers and refuses everything else; a warning says 
 from __future__ import annotations
 
 import json
+import math
 import pickle
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,33 +26,54 @@ from loopscope.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
 PICKLE = "pytorch_model.bin"
+PIECE = 32 * 2**20  # bytes
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor of a checkpoint file, not read yet."""
+    """One tensor of a checkpoint file, not read yet. nbytes: its size in the file."""
 
     path: Path
     name: str
     shape: tuple[int, ...]
-    _load: Callable[[], torch.Tensor]
+    nbytes: int
+    _read: Callable[[int, int], torch.Tensor]  # rows start..stop along dim 0; a scalar whole
 
     def load(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-        """Raises CheckpointError where it cannot be read, is no floating-point tensor, or does not fit into dtype."""
+        """A new tensor. Raises CheckpointError as load_into does."""
+        out = torch.empty(self.shape, device=device, dtype=dtype)
+        self.load_into(out)
+        return out
+
+    def load_into(self, out: torch.Tensor) -> None:
+        """Fill `out`, of this shape and any device and float dtype, piece by piece.
+
+        Raises CheckpointError where the tensor cannot be read, is no floating-point tensor, or does not fit into out's dtype.
+        """
+        if not out.ndim:
+            return self._copy(out, self.read())
+        rows = max(1, PIECE * self.shape[0] // max(1, self.nbytes))
+        for start in range(0, self.shape[0], rows):
+            stop = min(start + rows, self.shape[0])
+            self._copy(out[start:stop], self.read(start, stop))
+
+    def read(self, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """Rows start..stop along dim 0 as they are stored, on the CPU; nothing is copied before it is used."""
         try:
-            tensor = self._load()
+            return self._read(start, stop if stop is not None else self.shape[0] if self.shape else 0)
         except Exception as error:  # safetensors and torch raise many kinds for one cause: the file is not what its header says
             raise CheckpointError(f"{self.path}: tensor {self.name} cannot be read (truncated or corrupt file?): {error}") from error
-        if tensor.dtype not in FLOATS:
-            raise CheckpointError(f"{self.path}: tensor {self.name} should hold floating-point weights, found {_short(tensor.dtype)}; "
+
+    def _copy(self, out: torch.Tensor, piece: torch.Tensor) -> None:
+        if piece.dtype not in FLOATS:
+            raise CheckpointError(f"{self.path}: tensor {self.name} should hold floating-point weights, found {_short(piece.dtype)}; "
                                   "quantised checkpoints are not supported")
-        out = tensor.to(device=device, dtype=dtype)
-        if dtype == torch.float16 and tensor.dtype != dtype and not torch.isfinite(out).all():
-            largest = float(tensor.abs().max())
-            raise CheckpointError(f"{self.path}: tensor {self.name} does not fit into {_short(dtype)}: its largest value is {largest:.4g}, "
-                                  f"expected at most {torch.finfo(dtype).max:.4g}; load it as bfloat16 or float32")
-        return out
+        out.copy_(piece)
+        if out.dtype == torch.float16 and piece.dtype != out.dtype and not torch.isfinite(out).all():
+            largest = float(piece.abs().max())
+            raise CheckpointError(f"{self.path}: tensor {self.name} does not fit into {_short(out.dtype)}: its largest value is "
+                                  f"{largest:.4g}, expected at most {torch.finfo(out.dtype).max:.4g}; load it as bfloat16 or float32")
 
 
 def read_json(path: Path) -> dict:
@@ -96,21 +122,28 @@ def _headers(path: Path) -> dict[str, Stored]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        handle = safe_open(path, framework="pt")
-        shapes = {name: tuple(handle.get_slice(name).get_shape()) for name in handle.keys()}
+        with safe_open(path, framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}
+            found = {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
     except (SafetensorError, OSError) as error:
         size = f"{path.stat().st_size:,} bytes" if path.exists() else "missing"
         raise CheckpointError(f"{path} ({size}) is not a readable safetensors file (truncated or corrupt?): {error}") from error
-    if not shapes:
+    if not found:
         raise CheckpointError(f"{path} holds no tensors")
-    del handle
 
-    def load(name: str) -> torch.Tensor:
-        # Opened anew for every tensor: a file that stays mapped keeps in memory what has been converted and is needed no more.
+    def read(name: str, start: int, stop: int) -> torch.Tensor:
         with safe_open(path, framework="pt") as file:
-            return file.get_tensor(name)
+            part = file.get_slice(name)
+            return part[start:stop] if part.get_shape() else part[...]
 
-    return {name: Stored(path, name, shape, partial(load, name)) for name, shape in shapes.items()}
+    return {name: Stored(path, name, shape, math.prod(shape) * _bytes_of(kind), partial(read, name))
+            for name, (shape, kind) in found.items()}
+
+
+def _bytes_of(kind: str) -> int:
+    """Bytes of one element of a safetensors dtype, "BF16" or "F8_E4M3": the digits before any underscore are bits."""
+    bits = re.match(r"[A-Z]+(\d+)", kind)
+    return max(1, int(bits[1]) // 8) if bits else 1
 
 
 def _indexed(folder: Path, index: Path) -> dict[str, Stored]:
@@ -146,14 +179,21 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _held(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
 def _unpickled(path: Path) -> dict[str, Stored]:
     warnings.warn(f"{path} is a pickle, a format that can run code when it is opened; it is read with torch.load(weights_only=True), "
-                  "which builds nothing but tensors. Save the loaded model (save_pretrained) to have safetensors from then on.",
+                  "which builds nothing but tensors. `loopscope convert` makes a safetensors checkpoint of it once and for all.",
                   UserWarning, stacklevel=5)
+    state = _open_pickle(path)
+
+    def read(name: str, start: int, stop: int) -> torch.Tensor:
+        tensor = _open_pickle(path)[name]
+        return tensor[start:stop] if tensor.ndim else tensor
+
+    return {name: Stored(path, name, tuple(t.shape), t.nbytes, partial(read, name)) for name, t in state.items()}
+
+
+def _open_pickle(path: Path) -> dict[str, torch.Tensor]:
+    """Its tensors by name, mapped and not read yet."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
@@ -162,4 +202,4 @@ def _unpickled(path: Path) -> dict[str, Stored]:
         raise CheckpointError(f"{path} is not a readable checkpoint (truncated or corrupt?): {str(error).splitlines()[0]}") from error
     if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in state.items()) or not state:
         raise CheckpointError(f"{path} should hold a dictionary of tensors by name, found {type(state).__name__}")
-    return {name: Stored(path, name, tuple(t.shape), partial(_held, t)) for name, t in state.items()}
+    return state
