@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from decoders.autoregressive import Autoregressive
 from decoders.das_wave import DASWave
+from decoders.decoder import Decoder
 from decoders.draft_then_verify import DraftThenVerify
-from decoders.generation import Calls, Decoder, Generation, Seconds
+from decoders.generation import BatchGeneration, Calls, Generation, Seconds
+from decoders.sampling import Sampling
+from decoders.streaming import Stream
 from decoders.wavefront import Wavefront
 
-__all__ = ["Autoregressive", "Calls", "DASWave", "Decoder", "DraftThenVerify", "Generation", "Seconds", "Wavefront"]
+__all__ = ["Autoregressive", "BatchGeneration", "Calls", "DASWave", "Decoder", "DraftThenVerify", "Generation", "Sampling", "Seconds",
+           "Stream", "Wavefront"]

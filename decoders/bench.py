@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from decoders.autoregressive import Autoregressive
-from decoders.generation import Decoder, Generation
+from decoders.decoder import Decoder
+from decoders.generation import Generation
 from loopscope.errors import SettingError
 from loopscope.records import Result
 

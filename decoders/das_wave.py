@@ -10,33 +10,43 @@ from __future__ import annotations
 import torch
 
 from decoders.autoregressive import step
-from decoders.generation import DRAFT, Decoder, Session, at_least
+from decoders.calls import Steps
+from decoders.decoder import Decoder, at_least
+from decoders.session import DRAFT, GUESS, TARGET, Session
 from loopscope.errors import SettingError
 from loopscope.rows import At, Chain, Forest, ReadPolicy
 
 
 class DASWave(Decoder):
-    """rounds J, updates k (recurrences per round), capacity gamma, initial_width W_init (grows by one per round).
+    """rounds J, updates k (recurrences per round), capacity gamma, initial_width W_init, growth (positions that join per round).
 
     read: where the verified prefix is read ("deep_kv" is the paper's). Under a policy that leaves a channel aligned, a
     row reads it at its own number of recurrences, at most T. carry: None carries states where the model injects; without
     injection a state restarts when its guess changes and freezes at depth T (unpublished variant). carry=False restarts
-    every state every round; carry=True on a model without injection raises SettingError. The block is verified from
-    fresh target states, with one more row than guesses, so a fully right block also commits a bonus token.
+    every state every round; carry=True on a model without injection raises SettingError. stable: stop refining early, after
+    so many rounds in a row that changed no guess. The block is verified from fresh target states, with one more row than
+    guesses, so a fully right block also commits a bonus token (bonus=False: as in the paper, without it).
     """
 
     def __init__(self, rounds: int, updates: int, capacity: int = 32, initial_width: int = 2, read: str = "deep_kv",
-                 carry: bool | None = None) -> None:
+                 carry: bool | None = None, growth: int = 1, stable: int | None = None, bonus: bool = True) -> None:
         self.rounds, self.updates = at_least("rounds", rounds), at_least("updates", updates)
         self.capacity, self.initial_width = at_least("capacity", capacity), at_least("initial_width", initial_width)
+        self.growth, self.stable = at_least("growth", growth, 0), stable if stable is None else at_least("stable", stable)
         ReadPolicy.named(read, 1)  # raises for an unknown name; the depth is not known yet
-        self.read, self.carry = read, carry
+        self.read, self.carry, self.bonus = read, carry, bool(bonus)
 
     @property
     def label(self) -> str:
         extra = "" if self.carry is None else f" carry={'on' if self.carry else 'off'}"
         if (self.capacity, self.initial_width) != (32, 2):
             extra += f" gamma={self.capacity} W={self.initial_width}"
+        if self.growth != 1:
+            extra += f" growth={self.growth}"
+        if self.stable is not None:
+            extra += f" stable={self.stable}"
+        if not self.bonus:
+            extra += " bonus=off"
         return f"DAS-Wave J={self.rounds} k={self.updates} {self.read}{extra}"
 
     def _check(self, core, depth):
@@ -44,34 +54,34 @@ class DASWave(Decoder):
             raise SettingError(f"carry=True needs a model that injects its embedding at every recurrence, and {core.family} does "
                                "not; use carry=None (restart when the guess changes, freeze at full depth) or False")
 
-    def _decode(self, session: Session) -> None:
+    def _decode(self, session: Session) -> Steps:
         policy = ReadPolicy.named(self.read, session.depth)
         carry = session.core.config.injects if self.carry is None else self.carry
         freeze = self.carry is None and not carry
         while not session.finished:
             most = min(self.capacity, session.remaining - 1)
             if most == 0:
-                step(session)
+                yield from step(session)
                 continue
             anchor = len(session.tokens) - 1
-            guesses = self._refine(session, anchor, most, policy, carry, freeze)
-            self._verify(session, anchor, guesses)
+            guesses = yield from self._refine(session, anchor, most, policy, carry, freeze)
+            yield from self._verify(session, anchor, guesses)
 
     def width(self, round_index: int, most: int) -> int:
         """Active positions W in round j (from 0)."""
-        return min(most, self.initial_width + round_index)
+        return min(most, self.initial_width + self.growth * round_index)
 
-    def _refine(self, session: Session, anchor: int, most: int, policy: ReadPolicy, carry: bool, freeze: bool) -> list[int]:
-        """J rounds from the anchor -> guesses y_1..y_W, cut behind the first EOS."""
+    def _refine(self, session: Session, anchor: int, most: int, policy: ReadPolicy, carry: bool, freeze: bool) -> Steps:
+        """Up to J rounds from the anchor -> guesses y_1..y_W, cut behind the first EOS."""
         first = session.tokens[-1]
         tokens = torch.tensor([[first]], device=session.core.device)  # z_0.., z_0 the anchor
-        state, counts, embedded = None, [], tokens[:, :0]
+        state, counts, embedded, calm = None, [], tokens[:, :0], 0
         for j in range(self.rounds):
             width = self.width(j, most)
             if tokens.shape[1] < width:  # a joining position's first guess repeats the anchor, unless one was seeded
                 tokens = torch.cat((tokens, tokens.new_full((1, width - tokens.shape[1]), first)), 1)
-            tokens, rows = tokens[:, :width], Chain(anchor, width)
-            x = session.embed(tokens, rows, DRAFT)
+            tokens, before, rows = tokens[:, :width], tokens, Chain(anchor, width)
+            x = yield session.embed(tokens, rows, DRAFT)
             fresh = session.start(x, rows)
             if state is None or not (carry or freeze):
                 state, counts = fresh, [0] * width
@@ -84,16 +94,21 @@ class DASWave(Decoder):
                         state[:, i], counts[i] = fresh[:, i], 0
             embedded = tokens
             for _ in range(self.updates):
-                state, counts = self._advance(session, state, x, anchor, counts, policy, freeze)
-            following = session.read(state, Chain(anchor, width), DRAFT)  # shifted readout; the last one seeds the next position
+                state, counts = yield from self._advance(session, state, x, anchor, counts, policy, freeze)
+            following = yield session.read(state, Chain(anchor, width), GUESS)  # shifted readout; the last one seeds the next position
             tokens = torch.cat((tokens[:, :1], following[None]), 1)
+            if self.stable is not None:
+                calm = calm + 1 if j and torch.equal(tokens[:, : before.shape[1]], before[:, : width + 1]) else 0
+                if calm >= self.stable:
+                    break
+        session.rounds.append(j + 1)
         guesses = tokens[0, 1:].tolist()
         for i, token in enumerate(guesses):
             session.event(anchor + 1 + i, counts[i], "draft", token)
         ends = [i for i, token in enumerate(guesses) if token in session.eos]
         return guesses[: ends[0] + 1] if ends else guesses
 
-    def _advance(self, session: Session, state, x, anchor: int, counts: list[int], policy: ReadPolicy, freeze: bool):
+    def _advance(self, session: Session, state, x, anchor: int, counts: list[int], policy: ReadPolicy, freeze: bool) -> Steps:
         """One recurrence of the active rows; a frozen row keeps its state, and the K/V it last wrote stay readable."""
         width = len(counts)
         running = [i for i in range(width) if counts[i] < session.depth] if freeze else list(range(width))
@@ -103,14 +118,14 @@ class DASWave(Decoder):
         deep = policy.k is not None and policy.v is not None
         if deep and len(running) == width:
             rows = Chain(anchor, width, after[0])
-            state = session.recur(state, x, rows, policy, DRAFT)
+            state = yield session.recur(state, x, rows, policy, DRAFT)
         elif deep:
             rows = At(tuple(anchor + i for i in running), session.depth)
-            state = state.index_copy(1, torch.tensor(running, device=state.device),
-                                     session.recur(state[:, running], x[:, running], rows, policy, DRAFT))
+            new = yield session.recur(state[:, running], x[:, running], rows, policy, DRAFT)
+            state = state.index_copy(1, torch.tensor(running, device=state.device), new)
         else:
             own = tuple(min(r, session.depth) for r in after)
-            new = session.recur(state, x, _together(anchor, own, state.device), policy, DRAFT)
+            new = yield session.recur(state, x, _together(anchor, own, state.device), policy, DRAFT)
             keep = torch.tensor([i in running for i in range(width)], device=state.device)[None, :, None]
             state = torch.where(keep, new, state)
         session.tick += 1
@@ -118,19 +133,20 @@ class DASWave(Decoder):
             session.event(anchor + i, after[i], "run")
         return state, after
 
-    def _verify(self, session: Session, anchor: int, guesses: list[int]) -> None:
+    def _verify(self, session: Session, anchor: int, guesses: list[int]) -> Steps:
         """Fresh target states on the anchor and the guesses; accept, correct or add the bonus token."""
         inputs = [session.tokens[-1], *guesses]
-        if inputs[-1] in session.eos:
-            inputs.pop()  # its own output could never be committed
+        if inputs[-1] in session.eos or not self.bonus:
+            inputs.pop()  # its own output could never be committed, or is not asked for
         rows = Chain(anchor, len(inputs))
-        x = session.embed(inputs, rows)
+        x = yield session.embed(inputs, rows)
         state = session.start(x, rows)
         for r in range(1, session.depth + 1):
             rows = Chain(anchor, len(inputs), r)
-            state = session.recur(state, x, rows)
+            state = yield session.recur(state, x, rows)
             session.ran(rows)
-        session.settle(guesses, session.read(state, rows).tolist())
+        proposals = [guesses[i : i + 1] for i in range(len(inputs))]
+        session.settle(guesses, (yield session.read(state, rows, TARGET, proposals)).tolist())
 
 
 def _together(anchor: int, depths: tuple[int, ...], device) -> Forest:

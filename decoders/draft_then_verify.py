@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 from decoders.autoregressive import step
-from decoders.generation import DRAFT, TARGET, Decoder, Session, at_least, check_draft_depth
+from decoders.calls import Steps
+from decoders.decoder import Decoder, at_least, check_draft_depth
+from decoders.session import DRAFT, TARGET, Session
 from loopscope.rows import ALIGNED, Chain, Draft, ReadPolicy
 
 
@@ -31,47 +33,48 @@ class DraftThenVerify(Decoder):
     def _check(self, core, depth):
         check_draft_depth(self.draft_depth, depth)
 
-    def _decode(self, session: Session) -> None:
+    def _decode(self, session: Session) -> Steps:
         policy = ReadPolicy.named(self.read, session.depth)
         while not session.finished:
             size = min(self.block, session.remaining - 1)
             if size == 0:
-                step(session)
+                yield from step(session)
             else:
-                self._block(session, size, policy)
+                yield from self._block(session, size, policy)
 
-    def _block(self, session: Session, size: int, policy: ReadPolicy) -> None:
+    def _block(self, session: Session, size: int, policy: ReadPolicy) -> Steps:
         anchor = len(session.tokens) - 1
-        drafts, xs, states = self._draft(session, anchor, size, policy)
+        drafts, xs, states = yield from self._draft(session, anchor, size, policy)
         count, done = len(xs), self.draft_depth if policy == ALIGNED else 0
         x = torch.cat(xs, dim=1)
         rows = Chain(anchor, count, session.depth)
         state = torch.cat(states, dim=1) if done else session.start(x, rows)
         for r in range(done + 1, session.depth + 1):
             rows = Chain(anchor, count, r)
-            state = session.recur(state, x, rows)
+            state = yield session.recur(state, x, rows)
             session.ran(rows)
-        targets = session.read(state, rows).tolist()
+        proposals = [drafts[i : i + 1] for i in range(count)]
+        targets = (yield session.read(state, rows, TARGET, proposals)).tolist()
         session.settle(drafts, targets)
 
-    def _draft(self, session: Session, anchor: int, size: int, policy: ReadPolicy):
+    def _draft(self, session: Session, anchor: int, size: int, policy: ReadPolicy) -> Steps:
         """Up to `size` drafts, and x and state of every row to verify: the anchor's and the drafts' own."""
         drafts, xs, states = [], [], []
         token = session.tokens[-1]
         for i in range(size + 1):
             position = anchor + i
-            x = session.embed([token], Chain(position, 1))
+            x = yield session.embed([token], Chain(position, 1))
             xs.append(x)
             if policy == ALIGNED or i < size:
                 state = session.start(x, Chain(position, 1))
                 for r in range(1, self.draft_depth + 1):
                     rows = Chain(position, 1, r) if policy == ALIGNED else Draft(anchor, position, r)
-                    state = session.recur(state, x, rows, policy, TARGET if policy == ALIGNED else DRAFT)
+                    state = yield session.recur(state, x, rows, policy, TARGET if policy == ALIGNED else DRAFT)
                     session.ran(rows)
                 states.append(state)
             if i == size:
                 break
-            token = int(session.read(state, Chain(position, 1, self.draft_depth), DRAFT))
+            token = int((yield session.read(state, Chain(position, 1, self.draft_depth), DRAFT)))
             drafts.append(token)
             session.event(position + 1, self.draft_depth, "draft", token)
             if token in session.eos:

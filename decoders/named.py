@@ -8,7 +8,7 @@ from collections.abc import Callable
 from decoders.autoregressive import Autoregressive
 from decoders.das_wave import DASWave
 from decoders.draft_then_verify import DraftThenVerify
-from decoders.generation import Decoder
+from decoders.decoder import Decoder
 from decoders.wavefront import Wavefront
 from loopscope.errors import SettingError, closest
 

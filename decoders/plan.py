@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from decoders.autoregressive import Autoregressive
-from decoders.generation import Decoder
+from decoders.decoder import Decoder
 from decoders.named import decoder as by_label
 from decoders.predict import Prediction, predict, schedules
 from loopscope.errors import SettingError

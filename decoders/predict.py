@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from decoders.autoregressive import Autoregressive
 from decoders.das_wave import DASWave
 from decoders.draft_then_verify import DraftThenVerify
-from decoders.generation import Decoder
+from decoders.decoder import Decoder
 from decoders.wavefront import Wavefront
 from loopscope.errors import SettingError
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from decoders.generation import Decoder
+from decoders.decoder import Decoder
 from loopscope.records import Result
 
 

@@ -14,7 +14,9 @@ from decoders.autoregressive import Autoregressive
 from decoders.counting import Counts, autoregressive_counts, das_wave_counts, draft_then_verify_counts, wavefront_counts
 from decoders.das_wave import DASWave
 from decoders.draft_then_verify import DraftThenVerify
-from decoders.generation import Decoder, Generation, Session
+from decoders.decoder import Decoder
+from decoders.generation import Generation
+from decoders.session import Session
 from decoders.wavefront import Wavefront
 from loopscope.cache import DepthCache
 

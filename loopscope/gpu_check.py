@@ -24,7 +24,7 @@ from loopscope.errors import LoopscopeError, SettingError
 if TYPE_CHECKING:
     import torch
 
-    from decoders.generation import Decoder
+    from decoders.decoder import Decoder
     from loopscope.models.looped import LoopedCore
 
 _TOKENS, _TOY_TOKENS = 48, 16

@@ -8,7 +8,8 @@ import torch
 import decoders.das_wave
 import decoders.draft_then_verify
 from decoders import DASWave, DraftThenVerify, Wavefront
-from decoders.generation import Session
+from decoders.calls import Read
+from decoders.session import Session
 from decoders.verify import verify_generation
 from loopscope.attention import ChainPlan, WavePlan
 from loopscope.cache import DepthCache
@@ -67,7 +68,7 @@ def draft_states_leak_into_the_target(mp):
     def block(self, session, size, policy):
         start = session.core.start
         session.start = lambda x, rows: start(x, rows, seed=session.seed) + 0.5 * (rows.count > 1)
-        original(self, session, size, policy)
+        return original(self, session, size, policy)
     mp.setattr(decoders.draft_then_verify.DraftThenVerify, "_block", block)
 
 
@@ -84,15 +85,16 @@ def draft_keys_leak_into_the_prefix(mp):
 
 def stale_coda(mp):
     """The verify row does not write its coda K/V at full depth: the draft's shallow ones stay."""
-    original = Session.read
-    def read(self, state, rows, role="target"):
-        if isinstance(rows, At) or rows.count > 1:
-            before = [(k.clone(), v.clone()) for k, v in self.cache.coda]
-            tokens = original(self, state, rows, role)
-            self.cache.coda = before
-            return tokens
-        return original(self, state, rows, role)
-    mp.setattr(Session, "read", read)
+    original = Read.run
+    def run(self):
+        if not (isinstance(self.rows, At) or self.rows.count > 1):
+            return original(self)
+        cache = self.session.cache
+        before = [(k.clone(), v.clone()) for k, v in cache.coda]
+        tokens = original(self)
+        cache.coda = before
+        return tokens
+    mp.setattr(Read, "run", run)
 
 
 def start_state_depends_on_the_call(mp):
@@ -125,8 +127,11 @@ def ties_go_to_the_highest_index(mp):
 
 def carry_is_dropped(mp):
     """DAS-Wave restarts its states every round although it should carry them: slower, and the calls say so."""
-    mp.setattr(decoders.das_wave.DASWave, "_advance", lambda self, session, state, x, anchor, counts, policy, freeze: (
-        session.recur(session.recur(state, x, Chain(anchor, len(counts)), policy), x, Chain(anchor, len(counts)), policy), counts))
+    def advance(self, session, state, x, anchor, counts, policy, freeze):
+        for _ in range(2):
+            state = yield session.recur(state, x, Chain(anchor, len(counts)), policy)
+        return state, counts
+    mp.setattr(decoders.das_wave.DASWave, "_advance", advance)
 
 
 def reads_a_deep_prefix_while_verifying(mp):

@@ -1,0 +1,146 @@
+"""The three calls that a decoder makes, as requests: decoders yield them, a driver runs them and sends back what they gave.
+
+    x = yield session.embed(tokens, rows)            prelude
+    state = yield session.recur(state, x, rows)      one recurrence
+    tokens = yield session.read(state, rows)         readout, and a token chosen for every row
+
+`advance` runs one sequence. `advance_together` runs many at once: whatever their decoders are doing, recurrences that wait
+at the same time become one block call over the rows of all of them. A decoder is written for one sequence and knows nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Union
+
+import torch
+from torch import Tensor
+
+from loopscope.merged import CacheGroup
+from loopscope.rows import Merged, ReadPolicy, Rows
+
+if TYPE_CHECKING:
+    from decoders.session import Role, Session
+
+
+@dataclass(slots=True)
+class Embed:
+    """tokens [1, n] -> x [1, n, d_model]."""
+
+    session: Session
+    rows: Rows
+    role: Role
+    tokens: Tensor
+
+    def run(self) -> Tensor:
+        s = self.session
+        return s.core.embed(self.tokens, self.rows, s.cache, s.tap_as(self.role))
+
+
+@dataclass(slots=True)
+class Recur:
+    """state, x [1, n, d_model] -> state [1, n, d_model]."""
+
+    session: Session
+    rows: Rows
+    role: Role
+    state: Tensor
+    x: Tensor
+    policy: ReadPolicy
+
+    def run(self) -> Tensor:
+        s = self.session
+        return s.core.recur(self.state, self.x, self.rows, s.cache, self.policy, s.tap_as(self.role))
+
+
+@dataclass(slots=True)
+class Read:
+    """state [1, n, d_model] -> token ids [n] (int64)."""
+
+    session: Session
+    rows: Rows
+    role: Role
+    state: Tensor
+    drafts: Sequence[Sequence[int]]
+    keys: Sequence[Any] | None
+
+    def run(self) -> Tensor:
+        s = self.session
+        return s.choose(s.core.read(self.state, self.rows, s.cache, s.tap_as(self.role))[0], self)
+
+
+Request = Union[Embed, Recur, Read]
+Steps = Generator[Request, Any, None]
+
+
+def advance(session: Session, steps: Steps) -> Iterator[None]:
+    """Run one sequence to its end; yields whenever tokens have been committed."""
+    answer, seen = None, len(session.tokens)
+    while True:
+        try:
+            request = steps.send(answer)
+        except StopIteration:
+            break
+        if len(session.tokens) != seen:
+            seen = len(session.tokens)
+            yield
+        answer = request.run()
+    yield
+
+
+def advance_together(sessions: Sequence[Session], steps: Sequence[Steps]) -> Counter:
+    """Run many sequences to their ends; the calls that were made for all of them: "recur", "prelude", "readout", "rows".
+
+    Readouts and preludes go first, so that every sequence still running meets the others in the next recurrence.
+    """
+    made: Counter = Counter()
+    waiting: dict[int, Request] = {}
+    groups: dict[tuple[int, ...], CacheGroup] = {}
+
+    def send(i: int, answer: Any) -> None:
+        try:
+            waiting[i] = steps[i].send(answer)
+        except StopIteration:
+            waiting.pop(i, None)
+
+    for i in range(len(steps)):
+        send(i, None)
+    while waiting:
+        kind = next(k for k in (Read, Embed, Recur) if any(type(r) is k for r in waiting.values()))
+        found = [i for i in sorted(waiting) if type(waiting[i]) is kind]
+        requests = [waiting[i] for i in found]
+        made[_COUNTED[kind]] += 1
+        if kind is Recur:
+            made["rows"] += sum(r.rows.count for r in requests)
+        for i, answer in zip(found, _run_together(requests, found, groups)):
+            send(i, answer)
+    return made
+
+
+_COUNTED = {Embed: "prelude", Recur: "recur", Read: "readout"}
+
+
+def _run_together(requests: list, found: list[int], groups: dict[tuple[int, ...], CacheGroup]) -> Sequence[Any]:
+    """Run requests of one kind in one call; what each of them gave."""
+    first = requests[0].session
+    if len(requests) == 1 and first.tap is None:
+        return [requests[0].run()]
+    core, counts = first.core, [r.rows.count for r in requests]
+    rows = Merged(tuple(r.rows for r in requests), tuple(r.session.index for r in requests))
+    key = tuple(found)
+    if key not in groups:
+        groups.clear()  # sequences only ever leave: an old group would keep their caches alive
+        groups[key] = CacheGroup([r.session.cache for r in requests])
+    cache = groups[key]
+    roles = [role for r in requests for role in ([r.role] * r.rows.count if isinstance(r.role, str) else r.role)]
+    tap = first.tap_as(roles)
+    if type(requests[0]) is Embed:
+        return core.embed(torch.cat([r.tokens for r in requests], 1), rows, cache, tap).split(counts, 1)
+    states = torch.cat([r.state for r in requests], 1)
+    if type(requests[0]) is Recur:
+        xs = torch.cat([r.x for r in requests], 1)
+        return core.recur(states, xs, rows, cache, tuple(r.policy for r in requests), tap).split(counts, 1)
+    logits = core.read(states, rows, cache, tap)[0].split(counts)
+    return [r.session.choose(own, r) for r, own in zip(requests, logits)]

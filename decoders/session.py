@@ -1,0 +1,257 @@
+"""One sequence being decoded: its cache, its committed tokens, its counters. Decoders work on it and yield its calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Sequence
+from typing import Any, Union
+
+import torch
+from torch import Tensor
+
+from decoders.calls import Embed, Read, Recur, Request, Steps
+from decoders.generation import Calls, Event, Generation, Run, Seconds
+from decoders.sampling import Greedy, Sampling, chooser
+from loopscope.errors import ContextError, NumericsError, SettingError
+from loopscope.rows import ALIGNED, Chain, ReadPolicy, Rows
+from loopscope.tap import DRAFT, TARGET, Tap
+
+GUESS, SECOND = "guess", "second"  # drafts too: one judged as certain; a second proposal beside a first
+Role = Union[str, Sequence[str]]  # TARGET, DRAFT, GUESS or SECOND, or one of them per row
+
+
+class Session:
+    """One sequence being decoded.
+
+    Position p of `tokens` is committed; the newest token is not materialised yet, so `cache.length` is
+    len(tokens) - 1 between steps. slots: K/V slots that the core's depths share (None: the model's own). spare: cells
+    of the cache beyond the last position, for branches. index: which sequence of a batch this is.
+    """
+
+    def __init__(self, model, prompt, max_new_tokens: int, depth: int | None = None, seed: int = 0, stop: str | Sequence[str] = (),
+                 start_state=None, prefix: int = 0, sampling: Sampling | None = None, *, slots: int | None = None, spare: int = 0,
+                 index: int = 0) -> None:
+        if not hasattr(model, "core"):
+            raise SettingError(f"a decoder runs a LoopedModel or LoopedCore (loopscope.load gives one), got {type(model).__name__}")
+        self.model, self.core, self.tap, self.index = model, model.core, None, index
+        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+            raise SettingError(f"max_new_tokens must be a whole number of at least 1, got {max_new_tokens!r}")
+        self.depth = self.core.check_depth(depth)
+        self.prompt = self.core.prompt_tokens(prompt)
+        self.prompt_length, self.limit = len(self.prompt), max_new_tokens
+        self.prefix = self.core.check_prefix(prefix)
+        if prefix > self.prompt_length:
+            raise SettingError(f"prefix={prefix} is longer than the prompt of {self.prompt_length} tokens; it is part of the prompt")
+        # The last new token is never an input, so it needs no position.
+        capacity = self.prompt_length + max_new_tokens - 1
+        if capacity > self.core.config.context:
+            raise ContextError(
+                f"a prompt of {self.prompt_length} tokens and {max_new_tokens} new ones need {capacity} positions; this model's "
+                f"context is {self.core.config.context}. Shorten the prompt or ask for at most "
+                f"{max(self.core.config.context - self.prompt_length + 1, 0)} new tokens")
+        self.stop = self._check_stop(stop)
+        self.eos = frozenset(self.core.config.eos)
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise SettingError(f"seed must be a whole number, got {seed!r}")
+        self.seed, self.start_state = seed, start_state
+        self.chooser = chooser(sampling, seed)
+        self._greedy = type(self.chooser) is Greedy
+        options = {"slots": slots} if slots is not None else {}
+        if spare:
+            options["spare"] = spare
+        self.cache = self.core.make_cache(capacity, self.depth, **options)
+        self.tokens: list[int] = self.prompt.tolist()
+        self.finished = False
+        self.counts = {"recur": 0, "prelude": 0, "readout": 0, "rows": 0}
+        self.proposed = self.accepted = 0
+        self.runs: list[Run] = []
+        self.rounds: list[int] = []  # of each block, where a decoder refines blocks
+        self._run = 0
+        self.trace: list[Event] = []
+        self.tick = 0
+        self._begin = time.perf_counter()
+
+    def _check_stop(self, stop) -> tuple[str, ...]:
+        if not isinstance(stop, (str, Sequence)):
+            raise SettingError(f"stop must be a string or several, got {stop!r}")
+        stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        if stop and self.core.tokenizer is None:
+            raise SettingError("stop strings need a tokenizer, and this model came without one")
+        if any(not isinstance(s, str) or not s for s in stop):
+            raise SettingError(f"stop must be non-empty strings, got {stop!r}")
+        return stop
+
+    # ---- the model's calls, counted: decoders yield these --------------------------------------------------------
+
+    def embed(self, tokens: Tensor | list[int], rows: Rows, role: Role = TARGET) -> Embed:
+        """A prelude call; gives x [1, n, d_model]."""
+        self.counts["prelude"] += 1
+        if not isinstance(tokens, Tensor):
+            tokens = torch.tensor([tokens], device=self.core.device)
+        return Embed(self, rows, role, tokens)
+
+    def start(self, x: Tensor, rows: Rows) -> Tensor:
+        """Start states of the rows: no call, needs no yield."""
+        return self.core.start(x, rows, seed=self.seed, start_state=self.start_state)
+
+    def recur(self, state: Tensor, x: Tensor, rows: Rows, policy: ReadPolicy = ALIGNED, role: Role = TARGET) -> Recur:
+        """A block call; gives the state [1, n, d_model]."""
+        counts = self.counts
+        counts["recur"] += 1
+        counts["rows"] += rows.count
+        return Recur(self, rows, role, state, x, policy)
+
+    def read(self, state: Tensor, rows: Rows, role: Role = TARGET, drafts: Sequence[Sequence[int]] | None = None,
+             keys: Sequence[Hashable] | None = None) -> Read:
+        """A readout; gives the tokens [n] (int64) chosen for the rows, lowest index on ties.
+
+        drafts: for each TARGET row, in order, the proposals for its token; it accepts one by being equal to it. keys: what a
+        draft is remembered by until it is judged; default: its position. Raises NumericsError where logits are NaN.
+        """
+        self.counts["readout"] += 1
+        return Read(self, rows, role, state, () if drafts is None else drafts, keys)
+
+    def choose(self, logits: Tensor, read: Read) -> Tensor:
+        """The token of every row, from logits [n, vocab]."""
+        if self._greedy:
+            best, tokens = logits.max(dim=-1)
+            if best.isnan().any():
+                self._refuse_nan(logits, read)
+            return tokens
+        if logits.isnan().any():
+            self._refuse_nan(logits, read)
+        positions = [p + 1 for p in read.rows.positions]
+        keys = list(positions if read.keys is None else read.keys)
+        roles = [read.role] * len(positions) if isinstance(read.role, str) else list(read.role)
+        tokens = torch.empty(len(roles), dtype=torch.long, device=logits.device)
+        for role in dict.fromkeys(roles):
+            at = [i for i, r in enumerate(roles) if r == role]
+            own = logits if len(at) == len(roles) else logits[at]
+            where, known = [positions[i] for i in at], [keys[i] for i in at]
+            if role == TARGET:
+                drafts = read.drafts or [()] * len(at)
+                chosen = self.chooser.target(own, where, drafts, known)
+            else:
+                pick = {DRAFT: self.chooser.draft, GUESS: self.chooser.guess, SECOND: self.chooser.second}[role]
+                chosen = pick(own, where, known)
+            tokens[at] = chosen
+        return tokens
+
+    def _refuse_nan(self, logits: Tensor, read: Read) -> None:
+        row = int(logits.isnan().any(-1).nonzero()[0])
+        raise NumericsError(f"the logits at position {read.rows.positions[row]} are NaN; "
+                            "check the weights and the dtype (float16 overflows where float32 does not)")
+
+    def tap_as(self, role: Role) -> Tap | None:
+        """Hooks see target rows; rows that are only drafts (thrown away whatever comes of them) see none unless asked."""
+        if self.tap is None or role == TARGET:
+            return self.tap
+        return self.tap.as_role((TARGET if role == TARGET else DRAFT) if isinstance(role, str)
+                                else [TARGET if r == TARGET else DRAFT for r in role])
+
+    def prefill(self) -> Steps:
+        """Run the prompt at full depth, commit its K/V and its first token."""
+        rows = Chain(0, self.prompt_length, prefix=self.prefix)
+        x = yield self.embed(self.prompt[None], rows)
+        state = self.start(x, rows)
+        for r in range(1, self.depth + 1):
+            rows = Chain(0, self.prompt_length, r, self.prefix)
+            state = yield self.recur(state, x, rows)
+        # Only the last row's logits matter, but coda layers must write the K/V of all.
+        first = (yield self.read(state, rows))[-1]
+        self.cache.commit(self.prompt_length)
+        self.counts = dict.fromkeys(self.counts, 0)
+        self.commit(int(first))
+        self.prefill_seconds = self._elapsed(self._begin)
+        self._decode_begin = time.perf_counter()
+
+    def _elapsed(self, begin: float) -> float:
+        if self.core.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    # ---- what is committed ----------------------------------------------------------------------------------
+
+    @property
+    def new_tokens(self) -> list[int]:
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def remaining(self) -> int:
+        """New tokens that may still be committed."""
+        return self.limit - (len(self.tokens) - self.prompt_length)
+
+    @property
+    def last_input(self) -> int:
+        """The last position whose output can still be committed."""
+        return self.prompt_length + self.limit - 2
+
+    def commit(self, token: int) -> bool:
+        """Make a token final. Returns whether decoding goes on: EOS, stop strings and the limit act here only."""
+        self.tokens.append(token)
+        self.event(len(self.tokens) - 1, self.depth, "commit", token)
+        if token in self.eos or self.remaining <= 0:
+            self.finished = True
+        elif self.stop:
+            text = self.core.to_string(self.new_tokens)
+            self.finished = any(s in text for s in self.stop)
+        return not self.finished
+
+    def settle(self, drafts: Sequence[int], targets: Sequence[int]) -> None:
+        """Commit a block: the accepted drafts and then the correction or bonus token, materialising what they follow.
+
+        targets[i] is the target's token after i accepted drafts. What lies behind a committed EOS or stop string is
+        neither committed nor counted.
+        """
+        for i, target in enumerate(targets):
+            if i < len(drafts):
+                self.judge(drafts[i] == target, len(self.tokens), drafts[i])
+            if not self.commit(target) or i >= len(drafts) or drafts[i] != target:
+                break
+        self.end_run()
+        self.cache.commit(len(self.tokens) - 1)
+
+    def judge(self, right: bool, position: int, draft: int) -> None:
+        """Count one draft compared with its target; a mismatch ends the run."""
+        self.proposed += 1
+        self.event(position, self.depth, "accept" if right else "reject", draft)
+        if right:
+            self.accepted += 1
+            self._run += 1
+        else:
+            self.runs.append(Run(self._run, True))
+            self._run = 0
+
+    def end_run(self) -> None:
+        """Close a run that no mismatch has ended: a block is over, or decoding is."""
+        if self._run:
+            self.runs.append(Run(self._run, False))
+            self._run = 0
+
+    def event(self, position: int, depth: int, event: str, token: int = -1) -> None:
+        self.trace.append(Event(self.tick, position, depth, event, token))
+
+    def ran(self, rows: Rows) -> None:
+        """Record one tick of these rows, and count it."""
+        self.tick += 1
+        tick = self.tick
+        self.trace.extend(Event(tick, p, r, "run", -1) for p, r in zip(rows.positions, rows.depths))
+
+    def result(self, decoder: Any) -> Generation:
+        """What has been committed so far, as `decoder` (its label and fidelity) gave it."""
+        decode_seconds = self._elapsed(self._decode_begin)
+        self.end_run()
+        text = None
+        if self.core.tokenizer is not None:
+            text = self.core.to_string(self.new_tokens)
+            cuts = [text.index(s) for s in self.stop if s in text]
+            text = text[: min(cuts)] if cuts else text
+        return Generation(
+            decoder=decoder.label, fidelity=decoder.fidelity, tokens=self.new_tokens, text=text,
+            calls=Calls(self.counts["recur"], self.counts["prelude"], self.counts["readout"]), rows=self.counts["rows"],
+            proposed=self.proposed, accepted=self.accepted, runs=list(self.runs),
+            seconds=Seconds(self.prefill_seconds, decode_seconds), trace=list(self.trace), prompt_length=self.prompt_length,
+            depth=self.depth)
+
+
+__all__ = ["DRAFT", "GUESS", "SECOND", "TARGET", "Request", "Role", "Session"]
