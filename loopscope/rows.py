@@ -74,6 +74,9 @@ class Chain:
     def depths(self) -> list[int]:
         return [self.depth] * self.count
 
+    def at_depth(self, depth: int) -> Chain:
+        return Chain(self.start, self.count, depth, self.prefix, self.pads)
+
 
 @dataclass(frozen=True, slots=True)
 class Wave:

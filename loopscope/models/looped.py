@@ -244,27 +244,31 @@ class LoopedCore(TextMixin, nn.Module):
         A token's logits are those of its row without the pads; the logits of pads are finite and mean nothing. The cache
         remembers its pads, so later calls need no mask. Raises PromptError for a mask of any other kind.
         """
-        depth, prefix = self.check_depth(depth), self.check_prefix(prefix)
-        tokens = self.as_tokens(tokens)
-        begin = 0 if cache is None else cache.length
-        count = tokens.shape[1]
+        depth = self.check_depth(depth)
+        tokens, rows = self.open_rows(tokens, cache, prefix, attention_mask)
+        x = self.embed(tokens, rows, cache, tap)
+        state = self.start(x, rows, seed=seed, start_state=start_state)
+        for r in range(1, depth + 1):
+            rows = rows.at_depth(r)
+            state = self.recur(state, x, rows, cache, tap=tap)
+        logits = self.read(state, rows, cache, tap)
+        if cache is not None:
+            cache.commit(rows.start + rows.count)
+        return logits
+
+    # ---- helpers --------------------------------------------------------------------------------------------
+
+    def open_rows(self, tokens: Tensor, cache: DepthCache | None = None, prefix: int = 0,
+                  attention_mask: Tensor | None = None) -> tuple[Tensor, Chain]:
+        """What forward is given -> tokens [batch, n] on this device, and their rows behind what the cache holds."""
+        prefix, tokens = self.check_prefix(prefix), self.as_tokens(tokens)
         pads = read_pads(attention_mask, tokens, cache)
         if pads and prefix:
             raise SettingError(f"prefix={prefix} counts the same first positions in every row, but the prompts of a padded batch differ in "
                                "length; run prompts with a prefix one by one")
         if cache is not None:
             cache.pads = pads
-        rows = Chain(begin, count, prefix=prefix, pads=pads)
-        x = self.embed(tokens, rows, cache, tap)
-        state = self.start(x, rows, seed=seed, start_state=start_state)
-        for r in range(1, depth + 1):
-            state = self.recur(state, x, Chain(begin, count, r, prefix, pads), cache, tap=tap)
-        logits = self.read(state, Chain(begin, count, depth, prefix, pads), cache, tap)
-        if cache is not None:
-            cache.commit(begin + count)
-        return logits
-
-    # ---- helpers --------------------------------------------------------------------------------------------
+        return tokens, Chain(0 if cache is None else cache.length, tokens.shape[1], prefix=prefix, pads=pads)
 
     def make_cache(self, capacity: int, depth: int | None = None, batch: int = 1, slots: int | None = None) -> DepthCache:
         """A DepthCache of this model's sizes, dtype and device. slots: how many K/V slots the depths of a core layer share
