@@ -3,6 +3,7 @@
     inspect_checkpoint("tiny-ouro")            -> Inspection; print it, or use its fields
     inspect_checkpoint("some/folder")             with weights: the tensor names are held to the config as well
     inspect_checkpoint("some/config.json")        a config alone is enough
+    inspect_checkpoint("organisation/name")       a Hub id: its config and headers are fetched, a few kilobytes
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import torch
 
 from loopscope.errors import CheckpointError
 from loopscope.models.config import LoopedConfig
-from loopscope.models.loading import check_names, find_checkpoint
+from loopscope.models.loading import check_names, find_checkpoint, find_local
 from loopscope.models.registry import config_from_dict, family_class
-from loopscope.models.tensors import has_tensors, open_tensors, read_json
+from loopscope.models.tensors import Stored, has_tensors, open_tensors, read_json
 
 # First part of our own parameter names -> part of the model.
 _PARTS = {"wte": "embedding", "prelude": "prelude", "blocks": "core", "low": "core", "adapter": "injection", "coda": "coda", "head": "head",
@@ -68,26 +69,20 @@ class Inspection:
         return "\n".join([self.source, *(f"  {name:25}{text}" for name, text in lines)])
 
 
-def inspect_checkpoint(source: str | os.PathLike) -> Inspection:
-    """source: a shipped model's name, a checkpoint folder, or a config.json. Raises UnknownModelError, CheckpointError."""
-    try:
-        path = Path(source).expanduser()
-        alone = path.is_file()
-    except (RuntimeError, OSError, ValueError):  # find_checkpoint says what is wrong with the name
-        alone = False
-    folder = path.parent if alone else find_checkpoint(source)
-    raw = read_json(path if alone else folder / "config.json")
-    stored = open_tensors(folder) if not alone and has_tensors(folder) else None
+def inspect_checkpoint(source: str | os.PathLike, revision: str | None = None) -> Inspection:
+    """source: a shipped model's name, a checkpoint folder, a config.json, or a Hub id, of which only the config and the headers
+    of the weight files are fetched (revision: its branch, tag or commit). Raises UnknownModelError, CheckpointError.
+    """
+    raw, stored = _look(source, revision)
     config = config_from_dict(raw, None if stored is None else stored.keys())
     with torch.device("meta"):
         core = family_class(config.family)(config)
     if stored is None:
         weights = "none here; what only tensor names can tell was assumed"
     else:
-        size = sum(file.stat().st_size for file in {tensor.path for tensor in stored.values()})
         try:
             check_names(core, stored)
-            weights = f"{len(stored)} tensors, all that the config asks for; {size / 1e6:,.1f} MB"
+            weights = f"{len(stored)} tensors, all that the config asks for; {sum(t.nbytes for t in stored.values()) / 1e6:,.1f} MB"
         except CheckpointError as error:
             weights = f"INCOMPLETE: {error}"
     parameters = dict.fromkeys((*dict.fromkeys(_PARTS.values()), _REST), 0)
@@ -95,6 +90,23 @@ def inspect_checkpoint(source: str | os.PathLike) -> Inspection:
         parameters[_PARTS.get(name.partition(".")[0], _REST)] += p.numel()
     kv = {name: _kv_elements(replace(config, kv_slots=slots)) for name, slots in (("per depth", None), ("shared", 1))}
     return Inspection(str(source), config, parameters, kv, weights)
+
+
+def _look(source: str | os.PathLike, revision: str | None) -> tuple[dict, dict[str, Stored] | None]:
+    """config.json, and the tensors that lie beside it or None. Nothing of the weights is read."""
+    try:
+        path = Path(source).expanduser()
+        alone = path.is_file()
+    except (RuntimeError, OSError, ValueError):  # find_local says what is wrong with the name
+        alone = False
+    if alone and revision is None:
+        return read_json(path), None
+    if find_local(source) is None:
+        from loopscope.models.hub import peek
+
+        return peek(str(source), revision)
+    folder = find_checkpoint(source, revision)
+    return read_json(folder / "config.json"), open_tensors(folder) if has_tensors(folder) else None
 
 
 def _kv_elements(config: LoopedConfig) -> int:

@@ -9,6 +9,10 @@ import torch
 
 from loopscope.errors import CheckpointError, PromptError
 
+# What a checkpoint may hold beside config and weights that says how text becomes tokens, and when to stop.
+TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json",
+              "generation_config.json")
+
 
 def load_tokenizer(folder: Path):
     """The folder's tokenizer.json as a `tokenizers.Tokenizer`, or None if it has none."""

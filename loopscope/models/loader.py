@@ -15,15 +15,17 @@ if TYPE_CHECKING:
 
 
 def load(source: str | os.PathLike, device: str | torch.device | None = None, dtype: torch.dtype | None = None,
-         hooked: bool = True) -> LoopedModel | LoopedCore:
+         revision: str | None = None, hooked: bool = True) -> LoopedModel | LoopedCore:
     """Load a looped model.
 
-    source: a shipped model's name ('tiny-huginn', 'tiny-ouro') or a folder with config.json and safetensors files
-    under official names. dtype: float32 unless given. hooked: wrap it in a LoopedModel with hooks at every depth;
+    source: a shipped model's name ('tiny-huginn', 'tiny-ouro'), a folder with config.json and safetensors files under
+    official names, or a Hub id ('organisation/name'), of which config, safetensors and tokenizer files are fetched and
+    nothing else (docs/families.md lists the families). dtype: float32 unless given. revision: branch, tag or commit of a
+    Hub id; model.core.revision is the commit that it was. hooked: wrap it in a LoopedModel with hooks at every depth;
     False gives the LoopedCore, which decodes without importing transformer-lens.
-    Raises UnknownModelError, CheckpointError.
+    Raises UnknownModelError, CheckpointError; SettingError for a device, dtype or revision that cannot be.
     """
-    core = load_core(source, device, dtype)
+    core = load_core(source, device, dtype, revision)
     if not hooked:
         return core
     from loopscope.models.hooked import LoopedModel

@@ -24,8 +24,29 @@ def shipped_models() -> list[str]:
     return sorted(p.parent.name for p in SHIPPED.glob("*/config.json"))
 
 
-def find_checkpoint(source: str | os.PathLike) -> Path:
-    """A shipped model's name or a local folder -> the folder. Raises UnknownModelError or CheckpointError."""
+def find_checkpoint(source: str | os.PathLike, revision: str | None = None) -> Path:
+    """A shipped model's name, a local folder or a Hub id, tried in this order -> the folder.
+
+    Of a Hub id the files are fetched first. Raises UnknownModelError or CheckpointError, and SettingError for a revision of
+    anything but a Hub id.
+    """
+    folder = find_local(source)
+    if folder is not None:
+        if revision is not None:
+            kind = "shipped model" if folder.parent == SHIPPED else "local folder"
+            raise SettingError(f"revision={revision!r} is for Hub ids, and {str(source)!r} is a {kind}; leave it out")
+        if not (folder / "config.json").is_file():
+            raise CheckpointError(f"{folder} has no config.json, so it is not a checkpoint folder")
+        return folder
+    from loopscope.models.hub import fetch_checkpoint
+
+    return fetch_checkpoint(str(source), revision)
+
+
+def find_local(source: str | os.PathLike) -> Path | None:
+    """The folder of a shipped model's name or of a path; None for what can only be a Hub id. Raises UnknownModelError."""
+    from loopscope.models.hub import is_repo_id
+
     shipped = shipped_models()
     if str(source) in shipped:
         return SHIPPED / str(source)
@@ -35,27 +56,28 @@ def find_checkpoint(source: str | os.PathLike) -> Path:
     except (RuntimeError, OSError, ValueError):  # the home of a user who is not there; a name too long, or that no folder can have
         found = False
     if found:
-        if not (folder / "config.json").is_file():
-            raise CheckpointError(f"{folder} has no config.json, so it is not a checkpoint folder")
         return folder
+    if is_repo_id(source):
+        return None
     hint = closest(str(source), shipped)
-    raise UnknownModelError(f"{str(source)!r} is neither a shipped model ({', '.join(shipped) or 'none'}) nor a folder"
-                            + (f"; did you mean {hint}?" if hint else ""))
+    raise UnknownModelError(f"{str(source)!r} is neither a shipped model ({', '.join(shipped) or 'none'}) nor a folder nor a Hub id "
+                            "('organisation/name')" + (f"; did you mean {hint}?" if hint else ""))
 
 
 @torch.inference_mode(False)  # a model loaded inside inference mode must still be able to give gradients later
 def load_core(source: str | os.PathLike, device: str | torch.device | None = None,
-              dtype: torch.dtype | None = None) -> LoopedCore:
+              dtype: torch.dtype | None = None, revision: str | None = None) -> LoopedCore:
     """A LoopedCore in evaluation mode, with its tokenizer where the folder holds one. Default: float32, on the CPU.
 
     Raises UnknownModelError or CheckpointError for the source, SettingError for a device or dtype that no model can have.
     """
+    from loopscope.models.hub import commit_of
     from loopscope.text import load_tokenizer
 
     device, dtype = usable_device("cpu" if device is None else device), torch.float32 if dtype is None else dtype
     if dtype not in FLOATS:
         raise SettingError(f"dtype must be one of {', '.join(map(str, FLOATS))}; {dtype!r} was given")
-    folder = find_checkpoint(source)
+    folder = find_checkpoint(source, revision)
     raw = read_json(folder / "config.json")
     stored = open_tensors(folder, pickled=family_of(raw) == "parcae")
     config = config_from_dict(raw, stored.keys())
@@ -63,7 +85,7 @@ def load_core(source: str | os.PathLike, device: str | torch.device | None = Non
         core = family_class(config.family)(config)
     _fill(core, stored, device, dtype)
     core.tokenizer = load_tokenizer(folder)
-    core.source = str(source)
+    core.source, core.revision = str(source), commit_of(folder)
     return core.eval().requires_grad_(False)
 
 

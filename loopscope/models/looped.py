@@ -48,6 +48,7 @@ class LoopedCore(TextMixin, nn.Module):
         self.config = config
         self.tokenizer = None
         self.source: str | None = None
+        self.revision: str | None = None  # the commit, of a model from the Hub
 
         def blocks(n: int) -> nn.ModuleList:
             return nn.ModuleList(self.block_class(config, self.rotary) for _ in range(n))

@@ -14,7 +14,7 @@ import math
 import pickle
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -104,18 +104,23 @@ def open_tensors(folder: Path, pickled: bool = False) -> dict[str, Stored]:
     index = folder / INDEX
     if index.is_file():
         return _indexed(folder, index)
-    files = sorted(folder.glob("*.safetensors"))
-    weights = [f for f in files if f.name in ("model.safetensors", "weights.safetensors")] or files
+    weights = weight_files([f.name for f in folder.glob("*.safetensors")])
     if len(weights) == 1:
-        return _headers(weights[0])
+        return _headers(folder / weights[0])
     if weights:
-        raise CheckpointError(f"{folder} has {len(weights)} safetensors files ({', '.join(f.name for f in weights[:4])}"
+        raise CheckpointError(f"{folder} has {len(weights)} safetensors files ({', '.join(weights[:4])}"
                               f"{' ...' if len(weights) > 4 else ''}) and no {INDEX} to order them")
     if pickled and (folder / PICKLE).is_file():
         return _unpickled(folder / PICKLE)
     found = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
     raise CheckpointError(f"{folder} has no *.safetensors file (found: {found}); pickled weights are never loaded"
                           + (" in other files" if pickled else ""))
+
+
+def weight_files(names: Iterable[str]) -> list[str]:
+    """Of a folder's safetensors files, those that are the model, where no index says so."""
+    names = sorted(names)
+    return [name for name in names if name in ("model.safetensors", "weights.safetensors")] or names
 
 
 def _headers(path: Path) -> dict[str, Stored]:
@@ -136,25 +141,36 @@ def _headers(path: Path) -> dict[str, Stored]:
             part = file.get_slice(name)
             return part[start:stop] if part.get_shape() else part[...]
 
-    return {name: Stored(path, name, shape, math.prod(shape) * _bytes_of(kind), partial(read, name))
+    return {name: Stored(path, name, shape, math.prod(shape) * element_bytes(kind), partial(read, name))
             for name, (shape, kind) in found.items()}
 
 
-def _bytes_of(kind: str) -> int:
+def element_bytes(kind: str) -> int:
     """Bytes of one element of a safetensors dtype, "BF16" or "F8_E4M3": the digits before any underscore are bits."""
     bits = re.match(r"[A-Z]+(\d+)", kind)
     return max(1, int(bits[1]) // 8) if bits else 1
 
 
-def _indexed(folder: Path, index: Path) -> dict[str, Stored]:
+def _weight_map(index: Path) -> dict[str, str]:
+    """Tensor name -> file, as an index has it. Raises CheckpointError, also for files anywhere but beside it."""
     where: Any = read_json(index).get("weight_map")
     if not isinstance(where, dict) or not where or not all(isinstance(v, str) for v in where.values()):
         raise CheckpointError(f"{index} should have a weight_map from tensor names to files, found {type(where).__name__} "
                               f"{str(where)[:60]}")
-    shards = sorted(set(where.values()))
-    for shard in shards:
+    for shard in sorted(set(where.values())):
         if PurePosixPath(shard).name != shard or not shard.endswith(".safetensors"):
             raise CheckpointError(f"{index} names {shard!r}; expected the name of a *.safetensors file in the same folder")
+    return where
+
+
+def shards_of(index: Path) -> list[str]:
+    """The files that an index names. Raises CheckpointError."""
+    return sorted(set(_weight_map(index).values()))
+
+
+def _indexed(folder: Path, index: Path) -> dict[str, Stored]:
+    where = _weight_map(index)
+    shards = sorted(set(where.values()))
     if missing := [shard for shard in shards if not _is_file(folder / shard)]:
         lost = sorted(name for name, shard in where.items() if shard in missing)
         raise CheckpointError(f"{index} names {len(shards)} shards, of which {len(missing)} are missing: "
