@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Union
 
 import torch
@@ -65,6 +65,8 @@ class Read:
     state: Tensor
     drafts: Sequence[Sequence[int]]
     keys: Sequence[Any] | None
+    weigh: bool
+    probabilities: list[float] = field(default_factory=list)
 
     def run(self) -> Tensor:
         s = self.session

@@ -8,7 +8,7 @@ from the normalised (p - q)+ otherwise: the tokens have the target's distributio
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -90,6 +90,9 @@ class Greedy:
         """Drafts that are judged as certain ones (q a point mass), however they came about."""
         return logits.argmax(-1)
 
+    def keep(self, keys: Collection[Hashable]) -> None:
+        """Forget all drafts but these: the others were rolled back unseen."""
+
     def target(self, logits: Tensor, positions: Sequence[int], drafts: Sequence[Sequence[int]], keys: Sequence[Hashable]) -> Tensor:
         """The target's tokens. drafts: the proposals for each row's token, in order. A token equal to one accepts it."""
         return logits.argmax(-1)
@@ -153,6 +156,9 @@ class Rejection(Greedy):
             self._laws.pop(key, None)
         drawn = (left.log() + gumbel(self.seed, positions, logits, _TARGET)).argmax(-1)
         return torch.where(tokens >= 0, tokens, drawn)
+
+    def keep(self, keys):
+        self._laws = {key: laws for key, laws in self._laws.items() if key in keys}
 
     def _law(self, key: Hashable, rank: int, token: int, like: Tensor) -> Tensor:
         """What a proposal was drawn from; a point mass where nothing is remembered."""

@@ -316,7 +316,8 @@ class TreePlan(Plan):
 
     def __init__(self, cache: DepthCache, rows: Tree, slots: list[int]) -> None:
         self.cache, device = cache, cache.device
-        cache.check_positions(max(rows.cells) + 1)
+        if max(rows.cells) >= cache.cells:
+            raise SettingError(f"a branch needs cell {max(rows.cells)}, and this cache has {cache.cells}; make it with more spare cells")
         self.at = torch.tensor(rows.at, device=device)
         self.slots, self.cells = torch.tensor(slots, device=device), torch.tensor(rows.cells, device=device)
         # Beyond the prefix only cells in flight matter; each is a column of the mask.

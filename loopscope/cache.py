@@ -26,6 +26,8 @@ class DepthCache:
     flight use the same buffers just beyond it, so committing advances `length` and copies nothing, and rejecting is not
     advancing it.
 
+    spare: further cells behind the last position, for branches that stand at a position already taken (rows.Tree).
+
     Depth r lies in slot (slots - r) mod slots. Descending order makes a wave (deepest row first, positions ascending) a
     regular stride through memory, which attention can read in place.
 
@@ -34,14 +36,14 @@ class DepthCache:
     """
 
     def __init__(self, config: LoopedConfig, capacity: int, depth: int, batch: int = 1, dtype: torch.dtype = torch.float32,
-                 device: torch.device | str = "cpu", slots: int | None = None) -> None:
+                 device: torch.device | str = "cpu", slots: int | None = None, spare: int = 0) -> None:
         if depth < 1:
             raise DepthError(f"a cache needs a depth of at least 1, got {depth}")
         if capacity > config.context:
             raise ContextError(
                 f"{capacity} positions were asked for, but this model's context is {config.context}; "
                 "shorten the prompt or lower max_new_tokens")
-        self.capacity, self.depth, self.batch = capacity, depth, batch
+        self.capacity, self.cells, self.depth, self.batch = capacity, capacity + spare, depth, batch
         if slots is not None and (isinstance(slots, bool) or not isinstance(slots, int) or not 1 <= slots <= depth):
             raise SettingError(f"slots must be a whole number from 1 (all depths share one) to the cache's depth of {depth} (a slot for "
                                f"each), got {slots!r}; None is the model's own default")
@@ -51,7 +53,7 @@ class DepthCache:
         self.pads: tuple[int, ...] = ()  # per sequence: how many first columns hold no token (loopscope/padding.py)
 
         def pair(slots: int) -> tuple[torch.Tensor, torch.Tensor]:
-            shape = (batch, slots, config.n_kv_heads, capacity, config.d_head)
+            shape = (batch, slots, config.n_kv_heads, self.cells, config.d_head)
             return (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
 
         self.prelude = [pair(1) for _ in range(config.n_prelude)]
@@ -79,6 +81,11 @@ class DepthCache:
         if length > self.capacity:
             raise ContextError(f"cannot commit {length} positions to a cache of {self.capacity}")
         self.length = length
+
+    def move(self, source: int, target: int) -> None:
+        """Copy what one cell holds, in every layer and slot, to another: a branch that was kept takes its own position."""
+        for buffer in (b for part in (self.prelude, self.core, self.coda) for pair in part for b in pair):
+            buffer[..., target, :] = buffer[..., source, :]
 
     def fill_deeper(self, positions: Sequence[int] | torch.Tensor, depth: int | torch.Tensor) -> None:
         """Leave what these positions hold at `depth`, the last they ran, to all deeper readers: K and V of every core layer.

@@ -271,11 +271,13 @@ class LoopedCore(TextMixin, nn.Module):
             cache.pads = pads
         return tokens, Chain(0 if cache is None else cache.length, tokens.shape[1], prefix=prefix, pads=pads)
 
-    def make_cache(self, capacity: int, depth: int | None = None, batch: int = 1, slots: int | None = None) -> DepthCache:
+    def make_cache(self, capacity: int, depth: int | None = None, batch: int = 1, slots: int | None = None,
+                   spare: int = 0) -> DepthCache:
         """A DepthCache of this model's sizes, dtype and device. slots: how many K/V slots the depths of a core layer share
-        (depth r uses the one of class r mod slots, which is approximate); None: as many as the model itself has."""
+        (depth r uses the one of class r mod slots, which is approximate); None: as many as the model itself has. spare: cells
+        for branches beyond the last position."""
         self._reach(min(capacity, self.config.context))
-        return DepthCache(self.config, capacity, self.check_depth(depth), batch, self.dtype, self.device, slots)
+        return DepthCache(self.config, capacity, self.check_depth(depth), batch, self.dtype, self.device, slots, spare)
 
     def check_depth(self, depth: int | None) -> int:
         """`depth`, or T. Raises DepthError below 1 or for anything that is not a whole number."""
