@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "load": "loopscope.models.loader",
+    "from_bridge": "loopscope.bridge",
     "LoopedCore": "loopscope.models.looped",
     "LoopedModel": "loopscope.models.hooked",
     "LoopedConfig": "loopscope.models.config",
@@ -22,6 +23,7 @@ _LAZY = {
 }
 
 if TYPE_CHECKING:
+    from loopscope.bridge import from_bridge
     from loopscope.cache import DepthCache
     from loopscope.errors import LoopscopeError
     from loopscope.models.loader import load
