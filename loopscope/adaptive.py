@@ -59,7 +59,7 @@ def adaptive_forward(core: LoopedCore, tokens: Tensor, rule: str | ExitRule, dep
     """
     core, rule = _bare(core), exit_rule(rule)
     rule.check(core)
-    depth = core.check_depth(depth)
+    depth = core.trained_depth(depth)
     tokens, rows = core.open_rows(tokens, cache, prefix, attention_mask)
     return _run(core, tokens, rows, rule, depth, cache, seed, start_state, save=False)
 
@@ -79,8 +79,8 @@ def adaptive_step(core: LoopedCore, tokens: Tensor, cache: DepthCache, rule: str
     if rows.count != 1:
         raise PromptError(f"adaptive_step runs one position at a time, since later ones read what earlier ones leave; got {rows.count}")
     if len(tokens) > 1 and cache.slots < depth:
-        raise SettingError(f"rows of a batch stop at depths of their own, but {depth} depths share {cache.slots} K/V slot(s) here, where a "
-                           "row that runs on overwrites what one that stopped has left; decode one sequence at a time or with a slot per depth")
+        raise SettingError(f"rows of a batch stop at depths of their own, but {depth} depths share {cache.slots} K/V slot(s) here, where "
+                           "rows that run on overwrite what rows that stopped have left; run one sequence at a time, or a slot per depth")
     return _run(core, tokens, rows, rule, depth, cache, seed, start_state, save=True)
 
 
@@ -91,7 +91,7 @@ def weighted_logits(core: LoopedCore, tokens: Tensor, depth: int | None = None, 
     """
     core = _bare(core)
     check_gate(core)
-    depth = core.check_depth(depth)
+    depth = core.trained_depth(depth)
     tokens, rows = core.open_rows(tokens, None, 0, attention_mask)
     x = core.embed(tokens, rows)
     states = [core.start(x, rows)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
 
 
@@ -44,6 +46,21 @@ class SettingError(LoopscopeError):
 
 class RunFolderError(LoopscopeError):
     """A run folder that cannot be written or read."""
+
+
+class DepthWarning(UserWarning):
+    """More recurrences than a model that is fed nothing but its own state was trained for."""
+
+
+_BETWEEN = {"loopscope", "decoders", "interventions", "probes", "figures", "torch", "transformer_lens"}
+
+
+def warn_caller(message: str, category: type[Warning]) -> None:
+    """Warn at the line of the user's own code, whatever of ours lies in between: Python shows a warning once per line."""
+    level, frame = 2, sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
 
 
 def closest(name: str, known: Iterable[str], n: int = 3) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from loopscope.attention import core_plan, outer_plan
 from loopscope.cache import DepthCache
-from loopscope.errors import ContextError, DepthError, PromptError, SettingError
+from loopscope.errors import ContextError, DepthError, DepthWarning, PromptError, SettingError, warn_caller
 from loopscope.models.config import MOST_DEPTH, LoopedConfig
 from loopscope.models.layers import Block, RMSNorm, rotary_angles
 from loopscope.padding import read_pads, token_positions
@@ -245,7 +245,7 @@ class LoopedCore(TextMixin, nn.Module):
         A token's logits are those of its row without the pads; the logits of pads are finite and mean nothing. The cache
         remembers its pads, so later calls need no mask. Raises PromptError for a mask of any other kind.
         """
-        depth = self.check_depth(depth)
+        depth = self.trained_depth(depth)
         tokens, rows = self.open_rows(tokens, cache, prefix, attention_mask)
         x = self.embed(tokens, rows, cache, tap)
         state = self.start(x, rows, seed=seed, start_state=start_state)
@@ -277,7 +277,7 @@ class LoopedCore(TextMixin, nn.Module):
         (depth r uses the one of class r mod slots, which is approximate); None: as many as the model itself has. spare: cells
         for branches beyond the last position."""
         self._reach(min(capacity, self.config.context))
-        return DepthCache(self.config, capacity, self.check_depth(depth), batch, self.dtype, self.device, slots, spare)
+        return DepthCache(self.config, capacity, self.trained_depth(depth), batch, self.dtype, self.device, slots, spare)
 
     def check_depth(self, depth: int | None) -> int:
         """`depth`, or T. Raises DepthError below 1 or for anything that is not a whole number."""
@@ -289,6 +289,21 @@ class LoopedCore(TextMixin, nn.Module):
             raise DepthError(f"depth must be at least 1 recurrence, got {depth}")
         if depth > MOST_DEPTH:
             raise DepthError(f"depth {depth} is more than the {MOST_DEPTH} recurrences that are supported")
+        return depth
+
+    def trained_depth(self, depth: int | None) -> int:
+        """check_depth, with a DepthWarning where a model without input injection runs deeper than it was trained to.
+
+        Asked once per call: by forward, and by make_cache for everything that decodes. Huginn, Raven and Parcae are trained at
+        depths drawn anew for every batch, and Dory's loops are a setting of each call; in all four the embedding enters every
+        recurrence and keeps pulling the state towards what belongs to the input, so more of them refine it. Ouro, Nanbeige and
+        HRM-Text (whose H-cycles see the tokens only through the start) have a fixed number of loops, and nothing but the state that
+        the last of them left for the head: whatever a further loop makes of it was never trained.
+        """
+        depth = self.check_depth(depth)
+        if depth > self.config.depth and not self.config.injects:
+            warn_caller(f"{self.family} was trained with {self.config.depth} recurrences and is fed nothing but its own state: at depth "
+                        f"{depth} it runs outside what it was trained for", DepthWarning)
         return depth
 
     def check_prefix(self, prefix: int) -> int:

@@ -142,6 +142,18 @@ def test_a_gate_stops_at_its_threshold_and_differences_stop_below_theirs(random_
 
 
 @torch.inference_mode()
+def test_before_the_first_readout_a_row_knows_nothing(random_core):
+    """p_0 is uniform, so that a row which still is stops at once by KL; there is no entropy before, so nothing stops by that."""
+    core, start = random_core("ouro"), torch.zeros(1, 1, 64, dtype=torch.float64)
+    flat, sure = torch.zeros(1, 1, 256, dtype=torch.float64), torch.eye(256, dtype=torch.float64)[None, :1] * 1e3
+    for name, logits, stops in (("kl", flat, True), ("kl", sure, False), ("minp-kl", flat, True), ("minp-kl", sure, False),
+                                ("entropy-diff", flat, False), ("entropy-diff", sure, False)):
+        rule = exit_rule(name)
+        memory = rule.begin(core, 1, 1)
+        assert bool(rule.update(memory, start, start, logits, core)[0]) == stops, (name, stops)
+
+
+@torch.inference_mode()
 def test_a_top_token_that_has_stayed_for_n_recurrences_stops_the_row(random_core):
     core, rule = random_core("ouro"), ArgmaxStability(2)
     memory, stops = rule.begin(core, 1, 1), []
