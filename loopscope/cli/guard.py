@@ -6,6 +6,7 @@ import errno
 import functools
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 
 REFUSED, INTERRUPTED, TERMINATED = 2, 130, 143
@@ -20,8 +21,17 @@ def guarded(command: Callable) -> Callable:
 
         # A polite kill must clean up like Ctrl-C does: half a run folder is removed on the way out.
         before = signal.signal(signal.SIGTERM, _terminate)
+        said: set[str] = set()
+
+        def show(message, category, *where, **more) -> None:
+            if str(message) not in said:  # a run that decodes many prompts says it once
+                said.add(str(message))
+                sys.stderr.write(f"warning: {message}\n")
+
         try:
-            return command(*args, **kwargs)
+            with warnings.catch_warnings():
+                warnings.showwarning = show
+                return command(*args, **kwargs)
         except KeyboardInterrupt:
             _end("interrupted; nothing was left behind", INTERRUPTED)
         except LoopscopeError as error:
