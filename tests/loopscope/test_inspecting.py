@@ -7,6 +7,16 @@ import shutil
 
 import pytest
 import torch
+from transformers import (
+    DoryConfig,
+    DoryForCausalLM,
+    HrmTextConfig,
+    HrmTextForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+)
 from typer.testing import CliRunner
 
 from loopscope.cli.app import app
@@ -38,6 +48,9 @@ NANBEIGE = {
     "max_position_embeddings": 262144, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "num_loops": 2, "loop_loss_weights": [],
     "skip_loop_final_norm": False, "attention_bias": False}
 
+# The config classes of transformers default to what is released. Dory's counts sub-layers: 16 + 40 + 16, "mlp" in between.
+DORY, HRM_TEXT = DoryConfig().to_dict(), HrmTextConfig().to_dict()
+
 
 def parcae(width: int, heads: int, part: int) -> dict:
     return {
@@ -59,29 +72,87 @@ PUBLISHED = {
                                         "rope_scaling": None,
                                         "num_key_value_heads": 4, "intermediate_size": 5632, "rope_theta": 10000.0, "mean_recurrence": 8},
                             "raven", 8, 72, None, None, 72 * 2 * 256 * 2),
+    "Recurrent-OLMo-2": (RETROFIT | {"vocab_size": 100352, "padded_vocab_size": 100352, "n_heads": 16, "num_key_value_heads": 16,
+                                     "head_dim": 128, "rope_scaling": None, "mean_recurrence": 4, "_name_or_path": "Recurrent-OLMo-2"},
+                         "raven", 4, 32, None, None, 32 * 2 * 2048 * 2),
     "Ouro-1.4B": (OURO, "ouro", 4, 96, 269, 1434652673, 768 * 1024),
-    "Ouro-2.6B": (OURO | {"num_hidden_layers": 48, "layer_types": ["full_attention"] * 48}, "ouro", 4, 192, None, None, 1536 * 1024),
+    "Ouro-2.6B": (OURO | {"num_hidden_layers": 48, "layer_types": ["full_attention"] * 48}, "ouro", 4, 192, None, 2667974657, 1536 * 1024),
     "Nanbeige4.2-3B": (NANBEIGE, "nanbeige", 2, 44, None, None, 44 * 2 * 1024 * 2),
     "parcae-140m": (parcae(768, 6, 2), "parcae", 8, 20, None, None, 20 * 2 * 768 * 2),
+    "parcae-370m": (parcae(1024, 8, 4), "parcae", 8, 40, None, None, 40 * 2 * 1024 * 2),
+    "parcae-770m": (parcae(1280, 10, 6), "parcae", 8, 60, None, None, 60 * 2 * 1280 * 2),
     "parcae-1.3b": (parcae(1536, 12, 8), "parcae", 8, 80, 225, None, 80 * 2 * 1536 * 2),
+    "Dory-4B": (DORY, "dory", 2, 8 + 2 * 20 + 8, None, None, 56 * 2 * 1024 * 2),
+    "HRM-Text-1B": (HRM_TEXT, "hrm_text", 2, 2 * 4 * 16, None, None, 128 * 2 * 1536 * 2),
 }
 
 
+@pytest.fixture
+def inspect_config(tmp_path):
+    def inspect(raw: dict):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(raw))
+        return inspect_checkpoint(path)
+    return inspect
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_config_alone_is_enough(name, tmp_path):
+def test_a_published_config_alone_is_enough(name, inspect_config):
     raw, family, depth, calls, tensors, total, kv = PUBLISHED[name]
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(raw))
-    found = inspect_checkpoint(path)
+    found = inspect_config(raw)
     assert (found.config.family, found.config.depth) == (family, depth)
     assert f"{calls} layer calls per token" in str(found) and "only tensor names can tell" in str(found)
     assert found.kv_bytes() == kv and found.kv_bytes(dtype=torch.float32) == 2 * kv
     if total:
         assert found.total == total
+    if name.startswith("parcae"):
+        assert found.total == pytest.approx({"m": 1e6, "b": 1e9}[name[-1]] * float(name[7:-1]), rel=0.05)
     if tensors:
         cls = family_class(family)
         names = {n for group in cls.official_names(found.config).values() for n in group} | set(cls.optional_names(found.config))
         assert len(names) == tensors
+
+
+def stack(config) -> int:
+    """Parameters of the class that transformers has for `config`, embedding and head included."""
+    with torch.device("meta"):
+        model = {LlamaConfig: LlamaForCausalLM, Olmo2Config: Olmo2ForCausalLM, DoryConfig: DoryForCausalLM,
+                 HrmTextConfig: HrmTextForCausalLM}[type(config)](config)
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name, config, adapter", [
+    ("Recurrent-Llama-3.2", LlamaConfig(hidden_size=2048, num_attention_heads=32, num_key_value_heads=8, intermediate_size=8192,
+                                        vocab_size=128256, num_hidden_layers=14), 2 * 2048**2),
+    ("Recurrent-TinyLlama", LlamaConfig(hidden_size=2048, num_attention_heads=32, num_key_value_heads=4, intermediate_size=5632,
+                                        vocab_size=32000, num_hidden_layers=16), 2 * 2048**2),
+    ("Nanbeige4.2-3B", LlamaConfig(hidden_size=3072, num_attention_heads=48, num_key_value_heads=8, head_dim=128,
+                                   intermediate_size=10752, vocab_size=166144, num_hidden_layers=22), 0),
+    ("Recurrent-OLMo-2", Olmo2Config(hidden_size=2048, num_attention_heads=16, num_key_value_heads=16, intermediate_size=8192,
+                                     vocab_size=100352, num_hidden_layers=14), 2 * 2048**2),
+    ("Dory-4B", DoryConfig(), 0),
+    ("HRM-Text-1B", HrmTextConfig(), 0),
+])
+def test_parameters_of_published_configs_are_those_of_the_stacks_they_were_made_of(name, config, adapter, inspect_config):
+    found = inspect_config(PUBLISHED[name][0])
+    c = found.config
+    assert found.total == stack(config) + adapter
+    if name == "Recurrent-OLMo-2":
+        assert c.variant == "olmo"
+    if name == "Dory-4B":
+        assert (c.n_prelude, c.n_core, c.n_coda, sum(c.sliding), c.window) == (8, 20, 8, 27, 1024)
+        assert (c.sliding_theta, c.rope_theta) == (1e4, 1e7)
+    if name == "HRM-Text-1B":
+        assert (c.n_core, c.inner_cycles, c.depth) == (16, 3, 2)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_no_parameter_is_given_memory(name, monkeypatch, inspect_config):
+    built = []
+    cls = family_class(PUBLISHED[name][1])
+    monkeypatch.setattr("loopscope.inspecting.family_class", lambda family: lambda config: built.append(cls(config)) or built[-1])
+    inspect_config(PUBLISHED[name][0])
+    assert len(built) == 1 and all(t.is_meta for t in (*built[0].parameters(), *built[0].buffers()))
 
 
 def test_huginn_has_the_parameters_that_are_published():
