@@ -157,6 +157,33 @@ def bench(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Texts 
               start=start, seed=seed, threads=threads)
 
 
+@app.command(short_help="DAS-Wave's eight switches: carry x deep K x deep V.")
+@guarded
+def factorial(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Texts = None, out: OutMaybe = None,
+              rounds: Annotated[int, typer.Option(help="Rounds of refinement, J.")] = 12,
+              updates: Annotated[int, typer.Option(help="Recurrences per round, k.")] = 1,
+              capacity: Annotated[int, typer.Option(help="Most positions in a block, gamma.")] = 32,
+              initial_width: Annotated[int, typer.Option(help="Positions in the first round, W.")] = 2,
+              growth: Annotated[int, typer.Option(help="Positions that join per round.")] = 1,
+              bonus: Annotated[bool, typer.Option("--bonus", help="Commit one token more when a whole block is right; the paper does "
+                                                  "not.")] = False,
+              max_new_tokens: Annotated[int, typer.Option(help="New tokens per prompt.")] = 64,
+              repeats: Annotated[int, typer.Option(min=1, help="Times each prompt is decoded.")] = 1,
+              depth: Depth = None, start: Start = "keyed", seed: Seed = 0, threads: Threads = 1) -> None:
+    """What carried states, deep keys and deep values each bring to DAS-Wave, and what only together.
+
+    All eight combinations of the three switches decode the same prompts beside plain decoding. Printed are, per cell, drafts
+    accepted (A) and tokens committed (G) per verification, calls and speedup, and the effects: of each switch, of each pair
+    beyond the sum of the two, and of all three beyond the pairs, with paired 95 % bootstrap intervals over prompts. A model that
+    injects nothing into its loop can carry nothing; it runs the four cells without carry.
+    """
+    from loopscope.cli.factorial import run_factorial
+
+    run_factorial(model, task=task, count=prompts, texts=prompt, out=out, rounds=rounds, updates=updates, capacity=capacity,
+                  initial_width=initial_width, growth=growth, bonus=bonus, max_new_tokens=max_new_tokens, repeats=repeats, depth=depth,
+                  start=start, seed=seed, threads=threads)
+
+
 @app.command(short_help="Redraw a run from its tables.")
 @guarded
 def figures(folder: Annotated[str, typer.Argument(metavar="DIR", help="A run folder that `loopscope report` made.")],
@@ -180,6 +207,26 @@ def inspect(
     from loopscope.inspecting import inspect_checkpoint
 
     typer.echo(inspect_checkpoint(source))
+
+
+@app.command(short_help="Rewrite a checkpoint as safetensors.")
+@guarded
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A checkpoint folder, a Hub id or a shipped model's name.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="The folder to make. It must not exist yet, or be empty.")],
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64. Default: as each tensor is stored.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")] = None,
+    max_shard_size: Annotated[str, typer.Option(help="Split what is larger into several files with an index.")] = "5GB",
+) -> None:
+    """Rewrite a checkpoint as safetensors, with its config and tokenizer files.
+
+    Parcae is released as a pickle, a format that can run code when it is opened. This reads it once, with PyTorch's
+    weights-only reader, and leaves a checkpoint that needs no such care. Tensors are copied bit for bit unless --dtype is
+    given. OUT appears under its name only when it is complete.
+    """
+    from loopscope.cli.convert import run_convert
+
+    typer.echo(run_convert(source, out, dtype=dtype, revision=revision, max_shard_size=max_shard_size))
 
 
 @app.command("gpu-check", short_help="Check every decoder on a device.")
