@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -58,7 +59,10 @@ def write_tensors(folder: Path, sizes: Mapping[str, int], tensor: Callable[[str]
     from huggingface_hub import split_state_dict_into_shards_factory
     from safetensors.torch import save_file
 
+    number = re.match(r"\s*\d+(\.\d+)?", str(max_shard_size))
     try:
+        if number is None or float(number[0]) <= 0:
+            raise ValueError("it must be more than 0")
         # The planner reads nothing but sizes, so these stand in for the tensors.
         plan = split_state_dict_into_shards_factory(dict(sizes), get_storage_size=int, max_shard_size=max_shard_size,
                                                     filename_pattern="model{suffix}.safetensors")
@@ -85,7 +89,7 @@ def new_folder(folder: Path, replace: bool = False) -> Iterator[Path]:
         part = folder.with_name(f".{folder.name}.part-{secrets.token_hex(4)}")
         part.mkdir()
     except OSError as error:
-        raise CheckpointError(f"{folder} cannot be made: {error.strerror or error}; choose another folder") from error
+        raise CheckpointError(f"{folder} cannot be made: {error.strerror or error} ({error.filename}); choose another folder") from error
     try:
         yield part
         _check_free(folder, replace)  # somebody may have written there meanwhile
