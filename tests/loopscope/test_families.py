@@ -193,18 +193,6 @@ def test_every_hook_at_every_depth_fires_once_and_sees_what_the_cache_holds(rand
     assert not torch.allclose(core(tokens, depth=3, tap=edit), logits)
 
 
-@pytest.mark.parametrize("family", RANDOM)
-def test_rows_do_not_depend_on_their_batch_and_chunks_equal_one_pass(random_core, family):
-    core = random_core(family, n_core=2)
-    tokens = torch.randint(0, 256, (3, 11), generator=torch.Generator().manual_seed(1))
-    together = core(tokens, seed=5)
-    for row in range(3):
-        torch.testing.assert_close(core(tokens[row], seed=5)[0], together[row], atol=1e-10, rtol=0)
-    cache = core.make_cache(11, batch=3)
-    parts = [core(chunk, seed=5, cache=cache) for chunk in tokens.split([1, 4, 1, 5], dim=1)]
-    torch.testing.assert_close(torch.cat(parts, 1), together, atol=1e-10, rtol=0)
-
-
 @pytest.mark.parametrize("family", ["huginn", "ouro", "raven", "raven_olmo", "nanbeige"])
 def test_values_are_a_map_of_what_the_block_says_its_attention_reads(random_core, family):
     """The random-map null of the probes builds on it; OLMo's attention reads the bare stream."""

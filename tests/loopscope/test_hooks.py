@@ -8,6 +8,7 @@ import torch
 from loopscope.errors import HookError
 from loopscope.hook_names import STATE, depth_of, hook_names, layer_of
 from loopscope.models.hooked import LoopedModel
+from loopscope.models.loading import load_core
 
 FAMILIES = ("huginn", "ouro")
 TOKENS = torch.tensor([[3, 14, 15, 92, 65, 35, 89, 79], [27, 18, 28, 18, 28, 45, 90, 45]])
@@ -37,10 +38,16 @@ def scaled(factor, positions=slice(None)):
     return hook
 
 
-def test_every_name_fires_exactly_once_in_the_documented_order(model):
-    fired = []
-    model.run_with_hooks(TOKENS, fwd_hooks=[(lambda name: True, lambda tensor, hook: fired.append(hook.name))])
-    assert fired == hook_names(model.config, model.config.depth) == list(model.hook_dict)
+@pytest.mark.parametrize("golden", ("huginn", "ouro", "retrofit_llama", "retrofit_olmo", "nanbeige", "parcae", "dory", "hrm_text"))
+def test_every_name_fires_exactly_once_in_the_documented_order(goldens, golden):
+    model = LoopedModel(load_core(goldens / golden))
+    for depth in (model.config.depth, 1, model.config.depth + 1):  # the last one grows the tree
+        fired = []
+        logits = model.run_with_hooks(TOKENS, depth=depth,
+                                      fwd_hooks=[(lambda name: True, lambda tensor, hook: fired.append((hook.name, tensor.shape[0])))])
+        assert fired == [(name, len(TOKENS)) for name in hook_names(model.config, depth)]
+        assert close(logits, model(TOKENS, depth=depth), 1e-4)  # float32
+    assert list(model.hook_dict) == hook_names(model.config, model.config.depth + 1)
 
 
 def test_a_shallower_call_fires_its_own_depths_only(model):
