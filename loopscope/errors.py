@@ -63,6 +63,10 @@ def warn_caller(message: str, category: type[Warning]) -> None:
     warnings.warn(message, category, stacklevel=level)
 
 
+class SpecialTokenNotice(UserWarning):
+    """A checkpoint's config.json names special tokens that its own tokenizer contradicts; what is used instead is said."""
+
+
 def closest(name: str, known: Iterable[str], n: int = 3) -> str:
     """`'a', 'b'`: the known names nearest to `name`, for the end of an error message."""
     return ", ".join(repr(match) for match in difflib.get_close_matches(name, list(known), n=n, cutoff=0.3))

@@ -72,7 +72,8 @@ def load_core(source: str | os.PathLike, device: str | torch.device | None = Non
     Raises UnknownModelError or CheckpointError for the source, SettingError for a device or dtype that no model can have.
     """
     from loopscope.models.hub import commit_of
-    from loopscope.text import load_tokenizer
+    from loopscope.models.special_tokens import settle
+    from loopscope.text import load_tokenizer, read_text_files
 
     device, dtype = usable_device("cpu" if device is None else device), torch.float32 if dtype is None else dtype
     if dtype not in FLOATS:
@@ -80,11 +81,12 @@ def load_core(source: str | os.PathLike, device: str | torch.device | None = Non
     folder = find_checkpoint(source, revision)
     raw = read_json(folder / "config.json")
     stored = open_tensors(folder, pickled=family_of(raw) == "parcae")
-    config = config_from_dict(raw, stored.keys())
+    tokenizer, texts = load_tokenizer(folder), read_text_files(folder)
+    config = settle(config_from_dict(raw, stored.keys()), tokenizer, texts, str(source))
     with torch.device("meta"):
         core = family_class(config.family)(config)
     _fill(core, stored, device, dtype)
-    core.tokenizer = load_tokenizer(folder)
+    core.tokenizer, core.text_files = tokenizer, texts
     core.source, core.revision = str(source), commit_of(folder)
     return core.eval().requires_grad_(False)
 

@@ -43,7 +43,7 @@ def save_checkpoint(core: LoopedCore, folder: str | os.PathLike, max_shard_size:
     """
     folder = Path(folder).expanduser()
     state = official_state(core)
-    files = {"config.json": (json.dumps(dict(core.config.raw), indent=1) + "\n").encode()}
+    files = {**core.text_files.raw, "config.json": (json.dumps(dict(core.config.raw), indent=1) + "\n").encode()}
     if core.tokenizer is not None:
         files["tokenizer.json"] = core.tokenizer.to_str(pretty=True).encode()
     with new_folder(folder, replace=True) as part:
