@@ -3,25 +3,32 @@
 Every (prompt, repeat) runs all decoders, in an order that turns by one place each time, so that drift of the machine
 falls on all alike. A warm-up decode of each is left out, prefill is timed apart, and nothing is averaged before it is
 stored: `summary` computes all four definitions of speedup in use from the same rows (docs/algorithms.md, section 4).
+
+A decoder that is not lossless is compared twice: with AR, whose tokens it does not promise, and with the autoregressive decoding
+that makes the same approximation (as many shared K/V slots), which is added to the benchmark for it. PlainLoop() beside AR says
+whether AR itself is a fair baseline.
 """
 
 from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from decoders.autoregressive import Autoregressive
 from decoders.decoder import Decoder
-from decoders.generation import Generation
+from decoders.generation import APPROXIMATE, LOSSLESS, LOSSY, Generation
 from loopscope.errors import SettingError
 from loopscope.records import Result
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
+
+    from decoders.sampling import Sampling
 
 SPEEDUPS = ("ratio_of_mean_throughputs", "total_tokens_over_total_time", "mean_of_prompt_ratios", "decode_only")
 HEADLINE = "mean_of_decode_ratios"  # the third without prefill: what the command line, the plan and the figures quote
@@ -43,7 +50,8 @@ class BenchResult(Result):
     kind = "bench"
     columns = ("model", "task", "prompt", "repeat", "order", "decoder", "lossless", "tokens", "prefill_seconds", "decode_seconds",
                "recur_calls", "prelude_calls", "readout_calls", "rows", "proposed", "accepted", "token_mismatches", "repetition_rate")
-    # A further column, runs: verifications with at least one draft (waves: runs between corrections).
+    # Later columns, which older tables lack. runs: verifications with at least one draft (waves: runs between corrections).
+    later_columns = ("runs", "fidelity", "sampling", "reference", "reference_mismatches")
 
     def save(self, folder):
         """Write FOLDER/bench.parquet and, if there is one, FOLDER/acceptance.parquet."""
@@ -59,61 +67,105 @@ class BenchResult(Result):
         three count prefill; decode_only is the second without it and without the token that prefill commits.
         mean_of_decode_ratios is the third without either: the average that reports quote.
         Intervals: percentile bootstrap over prompts, the same prompts drawn for the decoder and for AR; nan for one.
+        token_match and reference_match: share of tokens equal to AR's and to those of `reference`, place by place.
         """
         import pandas as pd
 
         return pd.DataFrame(_summarise(self.frame, resamples, seed))
 
+    def speedup(self, decoder: str, base: str = "AR", definition: str = HEADLINE, resamples: int = 1000,
+                seed: int = 0) -> tuple[float, float, float]:
+        """How many times as fast as `base` a decoder is, and its 95 % interval over prompts. Raises SettingError for unknown labels."""
+        held = list(dict.fromkeys(self.frame.decoder))
+        if missing := [label for label in (decoder, base) if label not in held]:
+            raise SettingError(f"this benchmark did not run {', '.join(missing)}; it ran {', '.join(held)}")
+        per_prompt = _per_prompt(self.frame)
+        own, other = per_prompt.loc[decoder], per_prompt.loc[base]
+        return _with_interval(definition, own.loc[other.index], other, _samples(len(other), resamples, seed))
+
 
 def bench(model, prompts: Iterable[Any], decoders: Sequence[Decoder], task: str = "", max_new_tokens: int = 64, repeats: int = 1,
-          seed: int = 0, *, depth: int | None = None, start_state=None, stop: Sequence[str] = (), warmup_tokens: int = 12,
-          model_name: str | None = None, progress: Callable[[int, int, str], None] | None = None) -> BenchResult:
+          seed: int = 0, *, depth: int | None = None, start_state=None, stop: Sequence[str] = (), sampling: Sampling | None = None,
+          warmup_tokens: int = 12, model_name: str | None = None,
+          progress: Callable[[int, int, str], None] | None = None) -> BenchResult:
     """Run every decoder on every prompt `repeats` times.
 
-    AR is added if it is not among `decoders`. token_mismatches counts places where the tokens differ from AR's (a
-    difference in length counts too); repetition_rate is the share of 4-grams of the output that occurred before in it,
-    since text that repeats itself is easy to draft. progress: called with (decodes done, decodes planned, label).
-    Raises what `generate` raises, and SettingError for no prompts, no repeats or two decoders of one label.
+    AR is added if it is not among `decoders`, and so is the reference of each that is not lossless. sampling: None (greedy) or a
+    Sampling by shared noise, under which all lossless decoders still give the same tokens. token_mismatches counts places where
+    the tokens differ from AR's (a difference in length counts too), reference_mismatches those where they differ from the
+    reference's; repetition_rate is the share of 4-grams of the output that occurred before in it, since text that repeats itself
+    is easy to draft. progress: called with (decodes done, decodes planned, label).
+    Raises what `generate` raises, and SettingError for no prompts, no repeats, two decoders of one label or sampling by rejection.
     """
     import pandas as pd
 
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-    decoders = list(decoders)
-    if not any(d.label == "AR" for d in decoders):
-        decoders = [Autoregressive(), *decoders]
+    decoders = with_references(decoders)
     labels = [d.label for d in decoders]
     if not prompts or repeats < 1:
         raise SettingError(f"a benchmark needs at least one prompt and one repeat, got {len(prompts)} and {repeats}")
     if len(set(labels)) < len(labels):
         raise SettingError(f"two decoders have one label: {', '.join(sorted(x for x, n in Counter(labels).items() if n > 1))}")
+    if sampling is not None and sampling.method != "shared_noise":
+        raise SettingError(f"a benchmark compares tokens with AR's, and sampling by {sampling.method} gives other ones of the same "
+                           "distribution; use method='shared_noise'")
     core = model.core
     name = model_name or core.source or core.family
     options = {"depth": depth, "seed": seed, "start_state": start_state}
+    if sampling is not None:  # only where it is asked for: the plain loop is greedy
+        options["sampling"] = sampling
+    references = {d.label: reference_of(d).label for d in decoders}
     total, done = len(prompts) * repeats * len(decoders), 0
     for d in decoders:
         d.generate(core, prompts[0], max_new_tokens=min(warmup_tokens, max_new_tokens), **options)
-    rows, places, reference, turn = [], [], {}, 0
-    for repeat in range(repeats):
-        for index, prompt in enumerate(prompts):
-            outcomes: dict[str, tuple[int, Generation]] = {}
-            for order in range(len(decoders)):
-                d = decoders[(order + turn) % len(decoders)]
-                outcomes[d.label] = order, _timed(d, core, prompt, max_new_tokens, stop, options)
-                done += 1
-                if progress is not None:
-                    progress(done, total, d.label)
-            turn += 1
-            expected = reference.setdefault(index, outcomes["AR"][1].tokens)
-            for label in labels:
-                order, g = outcomes[label]
-                rows.append((name, task, index, repeat, order, label, g.lossless, len(g.tokens), g.seconds.prefill, g.seconds.decode,
-                             *g.calls, g.rows, g.proposed, g.accepted, mismatches(g.tokens, expected), repetition_rate(g.tokens),
-                             len(g.accept_lengths)))
-                if repeat == 0:
-                    places += [(name, task, index, label, *place) for place in g.acceptance_by_position() if place[1]]
-    meta = {"max_new_tokens": max_new_tokens, "seed": seed, "repeats": repeats, "depth": core.check_depth(depth), "prompts": len(prompts)}
+    rows, places, first, turn = [], [], {}, 0
+    with _nothing_old_to_collect():
+        for repeat in range(repeats):
+            for index, prompt in enumerate(prompts):
+                outcomes: dict[str, tuple[int, Generation]] = {}
+                for order in range(len(decoders)):
+                    d = decoders[(order + turn) % len(decoders)]
+                    outcomes[d.label] = order, _timed(d, core, prompt, max_new_tokens, stop, options)
+                    done += 1
+                    if progress is not None:
+                        progress(done, total, d.label)
+                turn += 1
+                expected = first.setdefault(index, {label: g.tokens for label, (_, g) in outcomes.items()})
+                for label in labels:
+                    order, g = outcomes[label]
+                    off = [mismatches(g.tokens, expected[other]) for other in ("AR", references[label])]
+                    rows.append((name, task, index, repeat, order, label, g.lossless, len(g.tokens), g.seconds.prefill, g.seconds.decode,
+                                 *g.calls, g.rows, g.proposed, g.accepted, off[0], repetition_rate(g.tokens), len(g.accept_lengths),
+                                 g.fidelity, _words(sampling), references[label], off[1]))
+                    if repeat == 0:
+                        places += [(name, task, index, label, *place) for place in g.acceptance_by_position() if place[1]]
+    meta = {"max_new_tokens": max_new_tokens, "seed": seed, "repeats": repeats, "depth": core.check_depth(depth), "prompts": len(prompts),
+            "sampling": _words(sampling)}
     acceptance = AcceptanceResult(pd.DataFrame(places, columns=list(AcceptanceResult.columns)), meta)
-    return BenchResult(pd.DataFrame(rows, columns=[*BenchResult.columns, "runs"]), meta, acceptance)
+    columns = [*BenchResult.columns, *BenchResult.later_columns]
+    return BenchResult(pd.DataFrame(rows, columns=columns), meta, acceptance)
+
+
+def reference_of(decoder: Decoder) -> Decoder:
+    """The autoregressive decoding that makes the same approximation: as many shared K/V slots, the same exit rule; AR without one."""
+    settings = {name: value for name in ("slots", "exit") if (value := getattr(decoder, name, None)) is not None}
+    return Autoregressive(**settings)
+
+
+def with_references(decoders: Iterable[Decoder]) -> list[Decoder]:
+    """The decoders, with AR and the references of those that are not lossless in front where they are missing."""
+    decoders = list(decoders)
+    labels = {d.label for d in decoders}
+    missing = {r.label: r for r in (Autoregressive(), *map(reference_of, decoders)) if r.label not in labels}
+    return [*missing.values(), *decoders]
+
+
+def _words(sampling: Sampling | None) -> str:
+    """'greedy', or 'T=0.7 top_p=0.9'."""
+    if sampling is None:
+        return "greedy"
+    cuts = [f"{name}={value:g}" for name in ("top_k", "top_p", "min_p") if (value := getattr(sampling, name)) is not None]
+    return " ".join([f"T={sampling.temperature:g}", *cuts])
 
 
 def mismatches(tokens: Sequence[int], expected: Sequence[int]) -> int:
@@ -125,6 +177,20 @@ def repetition_rate(tokens: Sequence[int], n: int = 4) -> float:
     """Share of n-grams that occurred earlier in the output, 0 to 1; 0 where there is none."""
     grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+@contextmanager
+def _nothing_old_to_collect() -> Iterator[None]:
+    """What is alive now is left out of garbage collections: one before every decode would walk all imported modules."""
+    gc.collect()
+    ours = gc.get_freeze_count() == 0
+    if ours:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if ours:
+            gc.unfreeze()
 
 
 def _timed(decoder: Decoder, core, prompt, max_new_tokens: int, stop: Sequence[str], options: dict) -> Generation:
@@ -139,38 +205,66 @@ def _timed(decoder: Decoder, core, prompt, max_new_tokens: int, stop: Sequence[s
             gc.enable()
 
 
+def _per_prompt(frame: pd.DataFrame) -> pd.DataFrame:
+    """Numbers by decoder and prompt. Repeats of a prompt are one observation: the median, which an interrupted repeat does not move."""
+    timed = frame.assign(seconds=frame.prefill_seconds + frame.decode_seconds)
+    return timed.groupby(["decoder", "prompt"]).median(numeric_only=True)
+
+
+def _samples(prompts: int, resamples: int, seed: int) -> np.ndarray | None:
+    """Drawn prompts [resamples, prompts]; None where there is one prompt, which has no interval."""
+    import numpy as np
+
+    return np.random.default_rng(seed).integers(prompts, size=(resamples, prompts)) if prompts > 1 else None
+
+
+def _with_interval(name: str, own: pd.DataFrame, base: pd.DataFrame, samples: np.ndarray | None) -> tuple[float, float, float]:
+    """One definition of speedup over `base` and its 95 % interval."""
+    import numpy as np
+
+    middle = float(_speedup(name, own, base, np.arange(len(base))[None])[0])
+    low, high = (np.nan, np.nan) if samples is None else np.percentile(_speedup(name, own, base, samples), (2.5, 97.5))
+    return middle, float(low), float(high)
+
+
 def _summarise(frame: pd.DataFrame, resamples: int, seed: int) -> list[dict[str, Any]]:
     import numpy as np
 
-    # Repeats of one prompt are one observation of it: the median, which an interrupted repeat does not move.
-    timed = frame.assign(seconds=frame.prefill_seconds + frame.decode_seconds)
-    per_prompt = timed.groupby(["decoder", "prompt"]).median(numeric_only=True)
+    per_prompt = _per_prompt(frame)
     labels = list(dict.fromkeys(frame.decoder))
     ar = per_prompt.loc["AR"]
-    draw = np.random.default_rng(seed)
-    samples = draw.integers(len(ar), size=(resamples, len(ar))) if len(ar) > 1 else None
+    samples = _samples(len(ar), resamples, seed)
     out = []
     for label in labels:
         own = per_prompt.loc[label].loc[ar.index]
         raw = frame[frame.decoder == label]
         later = (own.tokens - 1).clip(lower=0).sum() or np.nan  # tokens that decoding, not prefill, committed
-        row = {"decoder": label, "lossless": bool(raw.lossless.all()), "prompts": len(own), "tokens": int(own.tokens.sum()),
+        row = {"decoder": label, "lossless": bool(raw.lossless.all()), "fidelity": fidelity(raw),
+               "prompts": len(own), "tokens": int(own.tokens.sum()),
                "calls_per_token": own.recur_calls.sum() / later, "seconds_per_token": own.decode_seconds.sum() / later,
                "call_speedup": 1.0, "alpha": raw.accepted.sum() / raw.proposed.sum() if raw.proposed.sum() else np.nan,
                "accepted_per_run": raw.accepted.sum() / raw.runs.sum() if raw.runs.sum() else np.nan,
                "rows_per_call": own.rows.sum() / max(own.recur_calls.sum(), 1),
                "seconds_per_call": own.decode_seconds.sum() / max(own.recur_calls.sum(), 1),
                "token_mismatches": int(raw.token_mismatches.sum()), "repetition_rate": float(own.repetition_rate.mean())}
+        row["token_match"] = 1 - row["token_mismatches"] / raw.tokens.sum()
+        row["reference"] = raw.reference.iloc[0] if "reference" in raw else "AR"
+        row["reference_match"] = 1 - raw.reference_mismatches.sum() / raw.tokens.sum() if "reference" in raw else row["token_match"]
         for name in (*SPEEDUPS, HEADLINE):
-            every = np.arange(len(ar))[None]
-            row[name] = float(_speedup(name, own, ar, every)[0])
-            low, high = (np.nan, np.nan) if samples is None else np.percentile(_speedup(name, own, ar, samples), (2.5, 97.5))
-            row[f"{name}_low"], row[f"{name}_high"] = float(low), float(high)
+            row[name], row[f"{name}_low"], row[f"{name}_high"] = _with_interval(name, own, ar, samples)
         out.append(row)
     base = next(row["calls_per_token"] for row in out if row["decoder"] == "AR")
     for row in out:
         row["call_speedup"] = base / row["calls_per_token"]
     return out
+
+
+def fidelity(rows: pd.DataFrame) -> str:
+    """The fidelity of one decoder's rows, also of tables from before there was a column for it."""
+    if "fidelity" in rows:
+        found = set(rows["fidelity"])
+        return next((f for f in (LOSSY, APPROXIMATE) if f in found), LOSSLESS)
+    return LOSSLESS if rows["lossless"].all() else APPROXIMATE
 
 
 def _speedup(name: str, own: pd.DataFrame, ar: pd.DataFrame, picks: np.ndarray) -> np.ndarray:

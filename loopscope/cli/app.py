@@ -145,16 +145,19 @@ def bench(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Texts 
           decoder: Decoders = None,
           max_new_tokens: Annotated[int, typer.Option(help="New tokens per prompt.")] = 64,
           repeats: Annotated[int, typer.Option(min=1, help="Times each prompt is decoded.")] = 2,
+          plain_loop: Annotated[bool, typer.Option("--plain-loop", help="Also time a plain cached loop over the same modules, written as "
+                                                   "a user of transformers would: is ar a fair baseline?")] = False,
           depth: Depth = None, start: Start = "keyed", seed: Seed = 0, threads: Threads = 1) -> None:
     """Time decoders against plain decoding on the same prompts.
 
     Orders alternate, warm-up is left out, prefill is timed apart, and every output is compared with plain decoding's, token by
-    token. Speedups are given with 95 % bootstrap intervals over prompts.
+    token. Speedups are given with 95 % bootstrap intervals over prompts. A decoder that is approximate or lossy says so, and is also
+    compared with the plain decoding that makes the same approximation.
     """
     from loopscope.cli.decode import run_bench
 
     run_bench(model, decoder, task=task, count=prompts, texts=prompt, out=out, max_new_tokens=max_new_tokens, repeats=repeats, depth=depth,
-              start=start, seed=seed, threads=threads)
+              start=start, seed=seed, threads=threads, plain_loop=plain_loop)
 
 
 @app.command(short_help="DAS-Wave's eight switches: carry x deep K x deep V.")

@@ -42,11 +42,13 @@ def describe(g: Generation) -> str:
 
 
 def run_bench(model: str, names: list[str] | None, *, task, count, texts, out, max_new_tokens, repeats, depth, start, seed,
-              threads) -> None:
+              threads, plain_loop=False) -> None:
     from decoders.bench import HEADLINE, bench
     from decoders.named import decoder
+    from decoders.plain_loop import PlainLoop
 
-    chosen = [decoder(n) for n in names or ("wfd", "dtv", "das-wave")]
+    wanted = [*(names or ("wfd", "dtv", "das-wave")), *([PlainLoop.label] if plain_loop else [])]
+    chosen = [PlainLoop() if n in ("plain", PlainLoop.label) else decoder(n) for n in dict.fromkeys(wanted)]
     state = start_state(start)
     core = open_model(model, threads)
     label, prompts = read_texts(core, task, count, texts, seed)
@@ -57,5 +59,12 @@ def run_bench(model: str, names: list[str] | None, *, task, count, texts, out, m
                           zip(*(summary[HEADLINE + end] for end in ("", "_low", "_high")))]
     print(f"{core.source}, {len(prompts)} prompts ({label}), {max_new_tokens} new tokens; speedup: mean over prompts of the "
           "ratio of decode times, with a 95 % interval over prompts")
-    print_table(summary[["decoder", "calls_per_token", "alpha", "seconds_per_token", "speedup", "token_mismatches", "repetition_rate"]])
+    print_table(summary[["decoder", "fidelity", "calls_per_token", "alpha", "seconds_per_token", "speedup", "token_mismatches",
+                         "repetition_rate"]])
+    for row in summary[summary.fidelity != "lossless"].itertuples():
+        print(f"{row.decoder}: {row.token_match:.1%} of its tokens are AR's" + (f", {row.reference_match:.1%} those of {row.reference}"
+                                                                               if row.reference not in ("AR", row.decoder) else ""))
+    if any(isinstance(d, PlainLoop) for d in chosen):
+        middle, low, high = result.speedup("AR", PlainLoop.label)
+        print(f"AR is {middle:.2f} [{low:.2f}, {high:.2f}] times as fast as the plain loop over the same modules")
     save([result, *([result.acceptance] if len(result.acceptance.frame) else [])], out, model=core.source, prompts=prompts, seed=seed)

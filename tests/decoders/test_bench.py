@@ -2,8 +2,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from decoders import Autoregressive, DASWave, DraftThenVerify, Wavefront
-from decoders.bench import SPEEDUPS, BenchResult, bench, mismatches, repetition_rate
+from decoders import Autoregressive, DASWave, DraftThenVerify, Sampling, Wavefront
+from decoders.bench import SPEEDUPS, BenchResult, bench, mismatches, reference_of, repetition_rate, with_references
 from loopscope.errors import PromptError, SettingError
 
 PROMPTS = [[1, 2, 3], [9, 8, 7, 6], [5, 5, 5]]
@@ -106,3 +106,72 @@ def test_impossible_benchmarks_are_refused(random_core):
         bench(core, PROMPTS, [Wavefront(1), Wavefront(1)])
     with pytest.raises(PromptError, match="empty"):
         bench(core, [[]], DECODERS)
+
+
+@pytest.fixture(scope="module")
+def shared(random_core):
+    """A lossless wave and two that share K/V slots, on a model where sharing changes tokens."""
+    core = random_core("huginn", gain=1.2, depth=6, n_core=2)
+    return bench(core, PROMPTS, [Wavefront(2), Wavefront(2, slots=2), Autoregressive(slots=2)], max_new_tokens=16)
+
+
+def test_fidelity_travels_with_every_row_and_into_the_summary(shared):
+    said = {"AR": "lossless", "WFD d=2": "lossless", "WFD d=2 s=2 (approximate)": "approximate", "AR s=2 (approximate)": "approximate"}
+    assert shared.frame.groupby("decoder").fidelity.unique().map(list).to_dict() == {d: [f] for d, f in said.items()}
+    assert (shared.frame.lossless == (shared.frame.fidelity == "lossless")).all()
+    assert shared.summary().set_index("decoder").fidelity.to_dict() == said
+
+
+def test_an_approximate_decoder_is_compared_with_ar_and_with_ar_under_the_same_sharing(shared, random_core):
+    summary = shared.summary().set_index("decoder")
+    assert summary.reference.to_dict() == {"AR": "AR", "WFD d=2": "AR", "WFD d=2 s=2 (approximate)": "AR s=2 (approximate)",
+                                           "AR s=2 (approximate)": "AR s=2 (approximate)"}
+    twin, wave = summary.loc["AR s=2 (approximate)"], summary.loc["WFD d=2 s=2 (approximate)"]
+    assert twin.reference_match == 1 and twin.token_match < 1
+    core = random_core("huginn", gain=1.2, depth=6, n_core=2)
+    tokens = {name: [d.generate(core, p, max_new_tokens=16).tokens for p in PROMPTS]
+              for name, d in (("AR", Autoregressive()), ("twin", Autoregressive(slots=2)), ("wave", Wavefront(2, slots=2)))}
+    same = {other: np.mean([a == b for x, y in zip(tokens["wave"], tokens[other]) for a, b in zip(x, y)]) for other in ("AR", "twin")}
+    assert wave.token_match == pytest.approx(same["AR"]) and wave.reference_match == pytest.approx(same["twin"])
+    assert same["AR"] != same["twin"]
+
+
+def test_the_reference_is_added_once_and_for_its_number_of_slots():
+    labels = [d.label for d in with_references([Wavefront(1, slots=3), Wavefront(2, slots=3), Wavefront(1, slots=1), DASWave(2, 1)])]
+    assert labels == ["AR", "AR s=3 (approximate)", "AR s=1 (approximate)", "WFD d=1 s=3 (approximate)", "WFD d=2 s=3 (approximate)",
+                      "WFD d=1 s=1 (approximate)", "DAS-Wave J=2 k=1 deep_kv"]
+    assert [d.label for d in with_references([Wavefront(1), Autoregressive()])] == ["WFD d=1", "AR"]
+    assert reference_of(DraftThenVerify(1, 4)).label == "AR"
+
+
+def test_sampling_by_shared_noise_is_benched_and_rejection_refused(random_core):
+    core = random_core("huginn", gain=0.3, depth=4, n_core=1)
+    greedy, sampled = (bench(core, PROMPTS[:2], [Wavefront(1)], max_new_tokens=10, sampling=s)
+                       for s in (None, Sampling(temperature=1.3, top_p=0.9)))
+    assert sampled.frame.sampling.unique().tolist() == ["T=1.3 top_p=0.9"] and greedy.frame.sampling.unique().tolist() == ["greedy"]
+    assert (sampled.frame.token_mismatches == 0).all()
+    assert sampled.meta["sampling"] == "T=1.3 top_p=0.9"
+    with pytest.raises(SettingError, match="use method='shared_noise'"):
+        bench(core, PROMPTS, [Wavefront(1)], sampling=Sampling(method="rejection"))
+
+
+def test_a_speedup_over_another_decoder_than_ar():
+    result = made_up([(p, d, 10, 1, s) for p in range(5) for d, s in (("AR", 9.0 + p), ("plain loop", 18.0 + 2 * p))])
+    assert result.speedup("AR", "plain loop") == pytest.approx((2, 2, 2))
+    assert result.speedup("plain loop") == pytest.approx((0.5, 0.5, 0.5))
+    with pytest.raises(SettingError, match="did not run WFD d=1; it ran AR, plain loop"):
+        result.speedup("WFD d=1")
+
+
+def test_a_table_without_the_later_columns_is_summarised_as_before():
+    summary = made_up([(0, "AR", 10, 1, 9), (0, "fast", 10, 1, 4)]).summary().set_index("decoder")
+    assert summary.fidelity.tolist() == ["lossless"] * 2 and summary.reference.tolist() == ["AR"] * 2
+    old = made_up([(0, "AR", 10, 1, 9), (0, "fast", 10, 1, 4)]).frame.assign(lossless=[True, False])
+    assert BenchResult(old).summary().set_index("decoder").loc["fast", "fidelity"] == "approximate"
+
+
+def test_garbage_that_was_there_before_is_not_frozen_for_good(random_core):
+    import gc
+
+    bench(random_core("huginn", depth=2, n_core=1), PROMPTS[:1], [], max_new_tokens=3)
+    assert gc.get_freeze_count() == 0 and gc.isenabled()
