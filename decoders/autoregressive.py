@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from decoders.calls import Steps
 from decoders.decoder import Decoder, at_least
-from decoders.generation import APPROXIMATE
+from decoders.generation import APPROXIMATE, LOSSLESS, LOSSY
 from decoders.session import Session
+from loopscope.errors import SettingError
+from loopscope.exits import ExitRule, exit_rule
 from loopscope.rows import Chain
 
 
@@ -14,25 +16,61 @@ class Autoregressive(Decoder):
 
     slots: let the core's depths share so many K/V slots (cross-recurrence KV sharing; Wavefront Decoding, arXiv 2609.23033):
     depth r writes and reads slot r mod s, the last write wins. Approximate; the reference for a Wavefront with as many slots.
+    exit: a rule of loopscope.exits, or its name with a threshold ("gate:0.5"): a token leaves the loop where the rule says so, and
+    what it last wrote is what deeper readers find. Lossy; the reference for a Wavefront with the same rule.
     """
 
     one_by_one = True
 
-    def __init__(self, slots: int | None = None) -> None:
+    def __init__(self, slots: int | None = None, exit: str | ExitRule | None = None) -> None:
         self.slots = None if slots is None else at_least("slots", slots)
-        if slots is not None:
-            self.fidelity = APPROXIMATE
+        self.exit = None if exit is None else exit_rule(exit)
+        self.fidelity, self._note = fidelity_of(self.slots, self.exit)
 
     @property
     def label(self) -> str:
-        return "AR" if self.slots is None else f"AR s={self.slots} (approximate)"
+        return f"AR{self._note}"
 
     def _check(self, core, depth):
-        pass
+        if self.exit is not None:
+            self.exit.check(core)
 
     def _decode(self, session: Session) -> Steps:
         while not session.finished:
-            yield from step(session)
+            yield from (step(session) if self.exit is None else self._exiting_step(session, self.exit))
+
+    def _exiting_step(self, session: Session, rule: ExitRule) -> Steps:
+        """As `step`, but only until the rule stops the token."""
+        position = len(session.tokens) - 1
+        rows = Chain(position, 1)
+        x = yield session.embed(session.tokens[-1:], rows)
+        state = session.start(x, rows)
+        memory = rule.begin(session.core, 1, 1)
+        for r in range(1, session.depth + 1):
+            rows, before = Chain(position, 1, r), state
+            state = yield session.recur(state, x, rows)
+            session.ran(rows)
+            if rule.reads:
+                request = session.read(state, rows)
+                token = yield request
+            stop, memory = rule.update(memory, state, before, request.logits[None] if rule.reads else None, session.core)
+            if bool(stop):
+                break
+        if not rule.reads:
+            token = yield session.read(state, rows)
+        if r < session.depth:
+            session.cache.fill_deeper([position], r)
+        session.cache.commit(position + 1)
+        session.commit(int(token))
+
+
+def fidelity_of(slots: int | None, rule: ExitRule | None) -> tuple[str, str]:
+    """What such settings cost in fidelity, and how labels say so. Raises SettingError for both at once."""
+    if slots is not None and rule is not None:
+        raise SettingError("slots and exit are two ways to leave out work, and are not studied together; choose one")
+    if rule is not None:
+        return LOSSY, f" exit={rule.name}:{rule.threshold:g} (lossy)"
+    return (APPROXIMATE, f" s={slots} (approximate)") if slots is not None else (LOSSLESS, "")
 
 
 def step(session: Session) -> Steps:

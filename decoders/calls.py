@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
 import torch
@@ -65,12 +65,12 @@ class Read:
     state: Tensor
     drafts: Sequence[Sequence[int]]
     keys: Sequence[Any] | None
-    weigh: bool
-    probabilities: list[float] = field(default_factory=list)
+    logits: Tensor | None = None  # [n, vocab], once it has run
 
     def run(self) -> Tensor:
         s = self.session
-        return s.choose(s.core.read(self.state, self.rows, s.cache, s.tap_as(self.role))[0], self)
+        self.logits = s.core.read(self.state, self.rows, s.cache, s.tap_as(self.role))[0]
+        return s.choose(self.logits, self)
 
 
 Request = Union[Embed, Recur, Read]
@@ -145,4 +145,6 @@ def _run_together(requests: list, found: list[int], groups: dict[tuple[int, ...]
         xs = torch.cat([r.x for r in requests], 1)
         return core.recur(states, xs, rows, cache, tuple(r.policy for r in requests), tap).split(counts, 1)
     logits = core.read(states, rows, cache, tap)[0].split(counts)
-    return [r.session.choose(own, r) for r, own in zip(requests, logits)]
+    for r, own in zip(requests, logits):
+        r.logits = own
+    return [r.session.choose(r.logits, r) for r in requests]

@@ -89,10 +89,11 @@ class LoopSpec(Decoder):
                 continue
             picked = [i for i, _, _ in reads]
             request = session.read(state[:, picked], self._rows(lanes, [lane for _, lane, _ in reads], front, reading=True),
-                                   [role for _, _, role in reads], [root.drawn], [id(lane) for _, lane, _ in reads],
-                                   weigh=self.gate > 0)
-            tokens = (yield request).tolist()
-            weights = request.probabilities or [1.0] * len(tokens)
+                                   [role for _, _, role in reads], [root.drawn], [id(lane) for _, lane, _ in reads])
+            chosen = yield request
+            tokens, weights = chosen.tolist(), [1.0] * len(reads)
+            if self.gate:
+                weights = request.logits.double().softmax(-1).gather(-1, chosen[:, None])[:, 0].tolist()
             if verify:
                 target = tokens[0]
                 session.cache.commit(front + 1)

@@ -99,15 +99,15 @@ class Session:
         return Recur(self, rows, role, state, x, policy)
 
     def read(self, state: Tensor, rows: Rows, role: Role = TARGET, drafts: Sequence[Sequence[int]] | None = None,
-             keys: Sequence[Hashable] | None = None, weigh: bool = False) -> Read:
+             keys: Sequence[Hashable] | None = None) -> Read:
         """A readout; gives the tokens [n] (int64) chosen for the rows, lowest index on ties.
 
         drafts: for each TARGET row, in order, the proposals for its token; it accepts one by being equal to it. keys: what a
-        draft is remembered by until it is judged; default: its position. weigh: keep the model's probability of each chosen
-        token in the request's `probabilities`. Raises NumericsError where logits are NaN.
+        draft is remembered by until it is judged; default: its position. The request keeps the `logits` [n, vocab] it gave.
+        Raises NumericsError where they are NaN.
         """
         self.counts["readout"] += 1
-        return Read(self, rows, role, state, () if drafts is None else drafts, keys, weigh)
+        return Read(self, rows, role, state, () if drafts is None else drafts, keys)
 
     def choose(self, logits: Tensor, read: Read) -> Tensor:
         """The token of every row, from logits [n, vocab]."""
@@ -115,8 +115,6 @@ class Session:
             best, tokens = logits.max(dim=-1)
             if best.isnan().any():
                 self._refuse_nan(logits, read)
-            if read.weigh:
-                self._weigh(logits, tokens, read)
             return tokens
         if logits.isnan().any():
             self._refuse_nan(logits, read)
@@ -135,12 +133,7 @@ class Session:
                 pick = {DRAFT: self.chooser.draft, GUESS: self.chooser.guess, SECOND: self.chooser.second}[role]
                 chosen = pick(own, where, known)
             tokens[at] = chosen
-        if read.weigh:
-            self._weigh(logits, tokens, read)
         return tokens
-
-    def _weigh(self, logits: Tensor, tokens: Tensor, read: Read) -> None:
-        read.probabilities = logits.double().softmax(-1).gather(-1, tokens[:, None])[:, 0].tolist()
 
     def _refuse_nan(self, logits: Tensor, read: Read) -> None:
         row = int(logits.isnan().any(-1).nonzero()[0])
