@@ -64,29 +64,40 @@ class Case:
     stop: tuple[int, int] | None = None
 
 
-def case(number: int, families: Sequence[str] = FAMILIES, decoders: Sequence[Decoder] = ()) -> Case:
-    """The case of that number: a pure function of it, of the families and of the decoders (default: any schedule of any of them)."""
+def case(number: int, families: Sequence[str] = FAMILIES, decoders: Sequence[Decoder | str] = KINDS) -> Case:
+    """The case of that number: a pure function of it, of the families and of the decoders, where one of KINDS means any settings."""
     draw = random.Random(f"losslessness ladder {number}")
-    family = draw.choice(list(families))
     depth = _DEEP if draw.random() < 0.02 else draw.randint(2, 7)
-    gain = draw.choice(GAINS)
-    batch = draw.choice((1, 1, 2, 3, 4))
+    decoder = draw.choice(list(decoders))
+    if isinstance(decoder, str):
+        decoder = schedule(decoder, depth, draw)
+    depth = max(depth, _least_depth(decoder))
+    family = draw.choice([f for f in families if runs_on(decoder, f)])
+    gain, batch = draw.choice(GAINS), draw.choice((1, 1, 2, 3, 4))
     lengths = [draw.choice((1, draw.randint(2, 9), draw.randint(2, 9))) for _ in range(batch)]
-    prompts = tuple(tuple(draw.randrange(VOCAB) for _ in range(length)) for length in lengths)
-    limits = tuple(draw.choice((draw.randint(1, 3), *[draw.randint(4, 12)] * 3, *[draw.randint(12, 24)] * 3)) for _ in range(batch))
-    ends, cut = draw.random(), draw.random()
-    kind = draw.choice([k for k in KINDS if family != "dory" or k != "loopspec"])  # branches do not run on windows
-    decoder = draw.choice(list(decoders)) if decoders else schedule(kind, depth, draw)
-    start = draw.choice((None, None, "zero"))
+    limits = [draw.choice((draw.randint(1, 3), *[draw.randint(4, 12)] * 3, *[draw.randint(12, 24)] * 3)) for _ in range(batch)]
+    ends, cut, start = draw.random(), draw.random(), draw.choice((None, None, "zero"))
     return Case(
-        number, family, gain, draw.randrange(3), decoder, depth, prompts, limits, tuple(draw.randrange(-3, 2**40) for _ in range(batch)),
-        sampling=None if draw.random() < 0.55 else draw.choice(SAMPLINGS),
+        number, family, gain, draw.randrange(3), decoder, depth,
+        tuple(tuple(draw.randrange(VOCAB) for _ in range(length)) for length in lengths), tuple(limits),
+        tuple(draw.randrange(-3, 2**40) for _ in range(batch)), sampling=None if draw.random() < 0.55 else draw.choice(SAMPLINGS),
         start=start if family in STARTS else None, prefix=draw.randint(0, min(lengths)) if family == "hrm_text" else 0,
         eos=tuple(draw.randrange(24) for _ in range(draw.choice((1, 1, 2)))) if ends < 0.35 else (),
         stop=(draw.randrange(60), draw.randint(1, 5)) if cut < 0.12 else None)
 
 
-STARTS = tuple(f for f in FAMILIES if f in ("huginn", "raven", "raven_olmo", "parcae"))  # those with a start state of their own
+STARTS = ("huginn", "raven", "raven_olmo", "parcae")  # families with a start state of their own
+
+
+def runs_on(decoder: Decoder, family: str) -> bool:
+    """Whether a family's models can run a decoder at all: branches need whole prefixes, carried states an injection."""
+    if isinstance(decoder, LoopSpec):
+        return family != "dory"
+    return not (isinstance(decoder, DASWave) and decoder.carry) or model(family, GAINS[0], 0).config.injects
+
+
+def _least_depth(decoder: Decoder) -> int:
+    return max(getattr(decoder, "draft_depth", 1), (getattr(decoder, "second_depth", None) or 0) + 1)
 
 
 def schedule(kind: str, depth: int, draw: random.Random) -> Decoder:

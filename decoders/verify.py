@@ -49,9 +49,13 @@ class Verdict:
     def explained(self) -> bool:
         """The tokens differ, and where they part the choice was nearer than rounding: a near tie.
 
-        An exact tie is none: it is decided by index, in every decoder alike.
+        An exact tie is none here: it is decided by index, in every decoder alike.
         """
-        return not self.tokens_equal and self.margin is not None and 0 < self.margin < min(self.deviation, CEILING)
+        return self.near_tie(min(self.deviation, CEILING)) and self.margin != 0
+
+    def near_tie(self, within: float) -> bool:
+        """Whether the tokens differ, and autoregressive decoding preferred its own by less than so many logits."""
+        return not self.tokens_equal and self.margin is not None and 0 <= self.margin < within
 
     @property
     def cache_equal(self) -> bool:

@@ -232,6 +232,36 @@ def convert(
     typer.echo(run_convert(source, out, dtype=dtype, revision=revision, max_shard_size=max_shard_size))
 
 
+@app.command(short_help="Prove decoders lossless, with a certificate.")
+@guarded
+def verify(
+    model: Annotated[str | None, typer.Option("--model", metavar="MODEL", help="A shipped model or checkpoint folder. Default: random tiny "
+                                              "models of all families.")] = None,
+    decoder: Annotated[list[str] | None, typer.Option("--decoder", metavar="NAME", help="Only these decoders: names or labels; may be "
+                                                      "repeated. Default: all lossless ones.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="5,000 generations instead of 300 (about ten minutes on one free core), or with "
+                                       "--model more and longer prompts.")] = False,
+    out: Annotated[str | None, typer.Option("--out", help="Save the certificate in this new folder, or as this .json file with a .parquet "
+                                            "beside it.")] = None,
+    case: Annotated[int | None, typer.Option(min=0, help="Run one case of a certificate again, by its number.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes, for random models.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Draws other cases, or other prompts.")] = 0,
+    threads: Threads = 1,
+) -> None:
+    """Prove decoders lossless: hold every one of them to plain decoding, and print a certificate.
+
+    L0: in float64 on random models, over drawn families, schedules, read policies, batches of ragged prompts, limits, EOS and stop
+    strings, greedy and sampled with shared noise: the tokens must be plain decoding's, the materialised keys and values equal
+    after every commit, and the counted calls equal to the predicted ones. With --model, the same in float64 on that model and its
+    built-in prompts, then L1 (float32: tokens equal) and L2 (bfloat16: a first difference must be a near tie).
+
+    Exit code 1 if anything fails. Ctrl-C prints what was done so far, marked incomplete. Decoders that are not lossless are refused.
+    """
+    from loopscope.cli.verify import run_verify
+
+    raise typer.Exit(run_verify(model, decoder, full=full, seed=seed, case=case, workers=workers, out=out, threads=threads))
+
+
 @app.command("gpu-check", short_help="Check every decoder on a device.")
 @guarded
 def gpu_check(device: Annotated[str, typer.Option(help="cuda, cuda:1, cpu ...")] = "cuda",

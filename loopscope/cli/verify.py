@@ -1,0 +1,152 @@
+"""`loopscope verify`: the losslessness ladder, and its certificate."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loopscope.cli.folder import run_folder
+from loopscope.cli.progress import Stages
+from loopscope.cli.study import open_model
+from loopscope.errors import RunFolderError, SettingError
+
+if TYPE_CHECKING:
+    from decoders import Decoder
+    from decoders.certificate import Certificate
+
+FULL, SOME = 5000, 300  # generations on random models
+_PER_SEED = 1_000_000  # cases are numbered from seed times this
+_PROMPTS, _NEW_TOKENS = {False: 1, True: 4}, {False: 24, True: 64}  # of each built-in task, by --full
+
+# On random models a name without settings means any settings.
+_KINDS = {"ar": ("ar",), "wfd": ("wfd", "wfd re"), "dtv": ("dtv", "dtv deep"), "das-wave": ("das-wave",), "loopspec": ("loopspec",),
+          "pld": ("pld",)}
+
+
+def run_verify(model: str | None, names: list[str] | None, *, full: bool, seed: int, case: int | None, workers: int, out: str | None,
+               threads: int) -> int:
+    """Print the certificate and save it; 0 if it passed, 1 if not, 130 if it was interrupted."""
+    from decoders.certificate import Certificate
+    from decoders.ladder import KINDS
+    from decoders.named import decoder
+
+    chosen = [decoder(name) for name in names or ()]  # a wrong name is said at once
+    pool = [kind for name, d in zip(names or (), chosen) for kind in _KINDS.get(name.strip().lower(), (d,))] or KINDS
+    _check(model, chosen, seed, workers, out)
+    if case is not None:
+        return _one_case(case, pool)
+    records: list[dict[str, Any]] = []
+    complete = False
+    with Stages([1.0]) as stages:
+        job = _on_model(model, chosen, full, seed, threads, stages) if model else _on_random_models(pool, full, seed, workers, stages)
+        try:
+            for some in job:
+                records += some
+            complete = True
+        except KeyboardInterrupt:
+            job.close()
+    certificate = Certificate.of(records, _facts(seed=seed, complete=complete, full=full, model=model, decoders=[d.label for d in chosen]))
+    print(certificate.text())
+    if out is not None:
+        _save(certificate, out)
+    return 130 if not complete else 0 if certificate.passed else 1
+
+
+def _check(model: str | None, chosen: list[Decoder], seed: int, workers: int, out: str | None) -> None:
+    """What can be wrong is said before minutes are spent."""
+    if not 1 <= workers <= 4 * (os.cpu_count() or 1):
+        raise SettingError(f"--workers {workers} is not usable here; expected 1 to {4 * (os.cpu_count() or 1)}")
+    for d in chosen:
+        if not d.lossless:
+            raise SettingError(f"{d.label} is {d.fidelity}: it need not give the tokens of plain decoding, so there is nothing to certify; "
+                               "loopscope bench counts how many of them it does give")
+    if out is not None and Path(out).expanduser().exists():
+        raise RunFolderError(f"{out} exists; choose another --out")
+
+
+def _on_random_models(pool: Sequence[Decoder | str], full: bool, seed: int, workers: int, stages: Stages) -> Iterator[list[dict[str, Any]]]:
+    from itertools import count
+
+    import torch
+
+    from decoders.ladder import case
+    from decoders.rungs import random_records
+
+    torch.set_num_threads(1)
+    wanted, numbers, drawn = FULL if full else SOME, [], 0
+    for number in count(seed * _PER_SEED):
+        if drawn >= wanted:
+            break
+        numbers.append(number)
+        drawn += len(case(number, decoders=pool).prompts)
+    with stages.stage(f"{drawn} generations on random models of all families"):
+        for done, records in enumerate(random_records(numbers, pool, workers), start=1):
+            stages.advance(done, len(numbers))
+            yield records
+
+
+def _on_model(name: str, chosen: list[Decoder], full: bool, seed: int, threads: int, stages: Stages) -> Iterator[list[dict[str, Any]]]:
+    from decoders.rungs import LEVELS, model_records, schedules_for
+
+    import loopscope
+
+    core = open_model(name, threads)
+    decoders = chosen or schedules_for(core, core.config.depth)
+    prompts = _prompts(core, _PROMPTS[full], seed)
+    with stages.stage(f"{len(decoders)} decoders on {name} in float64, float32 and bfloat16"):
+        jobs = model_records(lambda dtype: loopscope.load(name, hooked=False, dtype=dtype), prompts, decoders, _NEW_TOKENS[full], seed=seed)
+        for done, records in enumerate(jobs, start=1):
+            stages.advance(done, len(decoders) * len(LEVELS))
+            yield records
+
+
+def _prompts(core, count: int, seed: int) -> list:
+    """Built-in prompts of both tasks; random tokens where the model came without a tokenizer."""
+    if core.tokenizer is None:
+        draw = random.Random(f"prompts to verify {seed}")
+        return [[draw.randrange(core.config.vocab_size) for _ in range(draw.randint(1, 24))] for _ in range(2 * count)]
+    from loopscope.tiny.prompts import prompts
+
+    return [*prompts("maths", count, seed), *prompts("code", count, seed)]
+
+
+def _one_case(number: int, pool: Sequence[Decoder | str]) -> int:
+    """A case of a certificate again: what is drawn, and what comes of it."""
+    import torch
+
+    from decoders.ladder import case, check
+
+    torch.set_num_threads(1)
+    drawn = case(number, decoders=pool)
+    print(drawn)
+    verdicts = check(drawn)
+    for verdict in verdicts:
+        print(verdict)
+    return 0 if all(verdict.ok for verdict in verdicts) else 1
+
+
+def _facts(**facts: Any) -> dict[str, Any]:
+    from loopscope.records import manifest
+
+    return manifest(**facts)
+
+
+def _save(certificate: Certificate, out: str) -> None:
+    """FOLDER/certificate.json and .parquet; or FILE.json and FILE.parquet beside it."""
+    from loopscope.records import write_table, write_text
+
+    path = Path(out).expanduser()
+    text = json.dumps(certificate.facts(), indent=1, default=str) + "\n"
+    if path.suffix == ".json":
+        write_table(certificate.frame, path.with_suffix(".parquet"), certificate.meta)
+        write_text(text, path)
+    else:
+        with run_folder(out) as part:
+            certificate.save(part)
+            write_text(text, part / "certificate.json")
+    print(f"saved in {path}", file=sys.stderr)
