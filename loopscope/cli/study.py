@@ -133,6 +133,21 @@ def list_models() -> None:
               f"width {c.d_model}, context {c.context}, {size:.1f} MB")
     if not names:
         print("no model is shipped with this installation")
+    print_families()
+
+
+def print_families() -> None:
+    """The families whose checkpoints load, with what the tests checked of them."""
+    from textwrap import indent
+
+    from loopscope.support import CHECKS, FILE, read_support
+
+    support = read_support()
+    versions = ", ".join(f"{name} {number}" for name, number in support.versions.items())
+    print(f"\nfamilies whose checkpoints load, and what the tests checked of each ({versions}; {FILE.name}, written by the test suite)")
+    print(indent(str(support), "  "))
+    checks = {check for checks in support.families.values() for check in checks}
+    print("\n".join(f"  {check:14} {meaning}" for check, meaning in CHECKS.items() if check in checks))
 
 
 def print_table(frame: pd.DataFrame) -> None:

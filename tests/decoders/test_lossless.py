@@ -47,6 +47,7 @@ decoders = st.one_of(
 SEEN: list[float] = []
 
 
+@pytest.mark.support("decoders", family=("huginn", "ouro"))
 @settings(max_examples=SETTINGS, deadline=None, derandomize=True, database=None,
           suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(family=st.sampled_from(["huginn", "ouro"]), gain=st.sampled_from(GAINS), model_seed=st.integers(0, 2), decoder=decoders,

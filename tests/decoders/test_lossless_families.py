@@ -21,6 +21,7 @@ def model(family: str, gain: float):
     return make_random_core(family, gain=gain, n_core=2, vocab_size=64)
 
 
+@pytest.mark.support("decoders")
 @pytest.mark.parametrize("decoder", DECODERS, ids=lambda d: d.label)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_decoder_commits_the_autoregressive_tokens_and_keys_and_values_in_the_predicted_calls(family, decoder):

@@ -231,6 +231,7 @@ def same_names_and_values(run, own, without: tuple[str, ...] = ()) -> None:
         torch.testing.assert_close(tensor, own[name], atol=ATOL, rtol=0, msg=lambda text: f"{name}: {text}")
 
 
+@pytest.mark.support("bridge", family="ouro")
 @pytest.mark.filterwarnings("ignore:`rope_scaling` is deprecated:FutureWarning")  # Ouro's config has the key
 @torch.no_grad()
 def test_ouro_on_transformer_lens_own_adapter_shows_what_our_model_shows(goldens):
@@ -245,6 +246,7 @@ def test_ouro_on_transformer_lens_own_adapter_shows_what_our_model_shows(goldens
     torch.testing.assert_close(run.unrolled()["blocks.7.attn.hook_v"], own["v", 3, 1], atol=ATOL, rtol=0)
 
 
+@pytest.mark.support("bridge", family="huginn")
 @torch.no_grad()
 @pytest.mark.parametrize("depth", [1, 4])
 def test_huginn_on_transformer_lens_own_adapter_shows_what_our_model_shows(goldens, depth):
@@ -275,6 +277,7 @@ def hrm_text(tmp_path):
     return build(model, "HrmTextForCausalLM"), LoopedModel(load_core(tmp_path))
 
 
+@pytest.mark.support("bridge", family="hrm_text")
 @torch.no_grad()
 def test_hrm_text_of_transformers_shows_what_our_model_shows_in_every_inner_cycle(hrm_text):
     bridge, own = hrm_text

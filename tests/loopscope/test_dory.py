@@ -39,6 +39,7 @@ def golden(goldens):
 # ---- the goldens ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.support("golden logits", family="dory")
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 def test_logits_match_at_every_depth_in_one_pass_and_through_the_cache_in_chunks(golden, depth):
     core, io = golden
@@ -48,6 +49,7 @@ def test_logits_match_at_every_depth_in_one_pass_and_through_the_cache_in_chunks
     torch.testing.assert_close(torch.cat(parts, 1), io[f"logits_T{depth}"], atol=ATOL, rtol=0)
 
 
+@pytest.mark.support("golden tokens", family="dory")
 @pytest.mark.parametrize("mode", ["per_loop", "last_loop"])
 @pytest.mark.parametrize("depth", [2, 4])
 def test_greedy_tokens_match_exactly_in_both_modes(golden, depth, mode):
@@ -111,6 +113,7 @@ def state_of(model) -> dict:
     return {name: t.detach() for name, t in model.named_parameters()}  # a tied head is listed once
 
 
+@pytest.mark.support("transformers", family="dory")
 @pytest.mark.parametrize("seed", range(10))
 def test_any_config_gives_the_logits_and_tokens_of_the_transformers_class_in_both_modes(seed, tmp_path):
     reference, raw = draw_reference(seed)
@@ -181,6 +184,7 @@ def test_released_names_load_here_as_they_do_in_transformers(tmp_path):
     assert set(load_file(tmp_path / "again" / "model.safetensors")) == set(released_names(state_of(reference)))
 
 
+@pytest.mark.support("save", family="dory")
 def test_what_was_loaded_can_be_written_and_loaded_again_bit_for_bit(golden, tmp_path):
     core, io = golden
     core.save_pretrained(tmp_path)
@@ -237,6 +241,7 @@ def test_a_window_hides_what_lies_outside_it_whatever_the_rows(random_core):
 # ---- decoding and hooks -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.support("decoders", family="dory")
 @pytest.mark.parametrize("decoder", DECODERS, ids=repr)
 def test_decoders_are_lossless_with_a_slot_per_loop(random_core, decoder):
     accepted, proposed = 0, 0

@@ -34,6 +34,7 @@ def runs(io):
     return [(f"_{mode}_T{t}", t, "zero" if mode == "zero" else io["init_states"]) for mode in ("zero", "state") for t in range(1, 5)]
 
 
+@pytest.mark.support("golden logits")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_match_at_every_depth_in_one_pass_and_through_the_cache_in_chunks(cases, family):
     core, io = cases[family]
@@ -45,6 +46,7 @@ def test_logits_match_at_every_depth_in_one_pass_and_through_the_cache_in_chunks
         torch.testing.assert_close(torch.cat(parts, 1), io[f"logits{name}"], atol=ATOL, rtol=0)
 
 
+@pytest.mark.support("golden tokens")
 @pytest.mark.parametrize("decoder", [Autoregressive(), Wavefront(1)], ids=repr)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_match_exactly(cases, family, decoder):
@@ -63,6 +65,7 @@ def test_greedy_tokens_match_exactly(cases, family, decoder):
     assert seen > 32
 
 
+@pytest.mark.support("golden states")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_state_matches_after_every_recurrence(cases, family):
     core, io = cases[family]
@@ -74,6 +77,7 @@ def test_the_state_matches_after_every_recurrence(cases, family):
             torch.testing.assert_close(tap[f"depth.{r}.hook_state"], stored[r - 1], atol=ATOL, rtol=0)
 
 
+@pytest.mark.support("save")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_was_loaded_can_be_written_and_loaded_again_bit_for_bit(cases, goldens, family, tmp_path):
     core, io = cases[family]

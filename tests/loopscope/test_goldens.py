@@ -31,6 +31,7 @@ def runs(family, io):
     return [(f"_{mode}_T{t}", t, "zero" if mode == "zero" else io["init_states"]) for mode in ("zero", "state") for t in range(1, 5)]
 
 
+@pytest.mark.support("golden logits")
 @pytest.mark.parametrize("family", ["huginn", "ouro"])
 def test_logits_match_at_every_depth(cases, family):
     core, io = cases[family]
@@ -48,6 +49,7 @@ def test_logits_match_when_the_prompt_goes_through_the_cache_in_chunks(cases, fa
         torch.testing.assert_close(torch.cat(parts, 1).float(), io[f"logits{name}"], atol=ATOL, rtol=0)
 
 
+@pytest.mark.support("golden tokens")
 @pytest.mark.parametrize("decoder", [Autoregressive(), Wavefront(1)], ids=repr)
 @pytest.mark.parametrize("family", ["huginn", "ouro"])
 def test_greedy_tokens_match_exactly(cases, family, decoder):
@@ -64,6 +66,7 @@ def test_greedy_tokens_match_exactly(cases, family, decoder):
             assert len(got.tokens) == 16 or got.tokens[-1] in core.config.eos
 
 
+@pytest.mark.support("golden states", family="huginn")
 def test_huginn_states_prelude_and_latents_match(cases):
     core, io = cases["huginn"]
     x = core.embed(io["input_ids"])
@@ -76,6 +79,7 @@ def test_huginn_states_prelude_and_latents_match(cases):
         torch.testing.assert_close(core.norm(state).float(), io[f"latent_ln_{mode}_T4"], atol=ATOL, rtol=0)
 
 
+@pytest.mark.support("golden states", family="ouro")
 def test_ouro_states_gate_and_exit_distribution_match(cases):
     core, io = cases["ouro"]
     state = x = core.embed(io["input_ids"])
@@ -91,6 +95,7 @@ def test_ouro_states_gate_and_exit_distribution_match(cases):
     torch.testing.assert_close(pdf.sum(-1), torch.ones_like(pdf[..., 0]))
 
 
+@pytest.mark.support("save")
 @pytest.mark.parametrize("family", ["huginn", "ouro"])
 def test_what_was_loaded_can_be_written_and_loaded_again_bit_for_bit(cases, family, dtype, tmp_path):
     core, io = cases[family]

@@ -38,6 +38,7 @@ def scaled(factor, positions=slice(None)):
     return hook
 
 
+@pytest.mark.support("hooks")
 @pytest.mark.parametrize("golden", ("huginn", "ouro", "retrofit_llama", "retrofit_olmo", "nanbeige", "parcae", "dory", "hrm_text"))
 def test_every_name_fires_exactly_once_in_the_documented_order(goldens, golden):
     model = LoopedModel(load_core(goldens / golden))

@@ -33,6 +33,7 @@ def golden(goldens):
 # ---- the goldens ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.support("golden logits", family="hrm_text")
 @pytest.mark.parametrize("low", [1, 3])
 @pytest.mark.parametrize("high", [1, 2])
 def test_logits_match_for_all_numbers_of_cycles_in_one_pass_and_in_chunks(goldens, tmp_path, high, low):
@@ -57,6 +58,7 @@ def test_a_prefix_read_in_both_directions_matches(golden):
     torch.testing.assert_close(torch.cat(parts, 1), io["logits_H2_L3_prefix10"], atol=ATOL, rtol=0)
 
 
+@pytest.mark.support("golden tokens", family="hrm_text")
 @pytest.mark.parametrize("name,prefix", [("greedy_H2_L3", 0), ("greedy_H2_L3_prefix10", 10)])
 def test_greedy_tokens_match_cached_and_recomputed(golden, name, prefix):
     core, io = golden
@@ -139,6 +141,7 @@ def state_of(model) -> dict:
     return {name: t.detach() for name, t in model.named_parameters()}  # a tied head is listed once
 
 
+@pytest.mark.support("transformers", family="hrm_text")
 @pytest.mark.parametrize("seed", range(10))
 def test_any_config_gives_the_logits_of_the_transformers_class_with_and_without_a_prefix(seed, tmp_path):
     reference, raw = draw_reference(seed)
@@ -201,6 +204,7 @@ def test_packed_released_tensors_load_here_as_they_do_in_transformers(tmp_path):
     assert {n: t.shape for n, t in again.items()} == {n: t.shape for n, t in released_names(state_of(reference)).items()}
 
 
+@pytest.mark.support("save", family="hrm_text")
 def test_what_was_loaded_can_be_written_and_loaded_again_bit_for_bit(goldens, golden, tmp_path):
     core, io = golden
     core.save_pretrained(tmp_path)
@@ -224,6 +228,7 @@ def test_what_the_config_says_is_read_or_refused(goldens):
 # ---- decoding and hooks -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.support("decoders", family="hrm_text")
 @pytest.mark.parametrize("prefix", [0, 5])
 @pytest.mark.parametrize("decoder", DECODERS, ids=repr)
 def test_decoders_are_lossless_behind_causal_prompts_and_behind_prefixes(random_core, decoder, prefix):

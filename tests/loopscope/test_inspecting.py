@@ -164,6 +164,7 @@ def test_huginn_has_the_parameters_that_are_published():
     assert config.state_std == pytest.approx(0.632, abs=1e-3)
 
 
+@pytest.mark.support("inspect")
 @pytest.mark.parametrize("golden", ["huginn", "ouro", "retrofit_llama", "retrofit_olmo", "nanbeige", "parcae", "dory", "hrm_text"])
 def test_goldens_are_complete_and_counted_right(goldens, golden, monkeypatch):
     monkeypatch.setattr("loopscope.models.tensors.Stored.load", None)  # nothing may be read

@@ -76,6 +76,7 @@ def splits(n: int, first: int = 1):
     return cuts.map(lambda at: [b - a for a, b in zip((0, *sorted(at)), (*sorted(at), n))])
 
 
+@pytest.mark.support("batches")
 @pytest.mark.parametrize("family", FAMILIES)
 @given(data=st.data())
 @EXAMPLES
@@ -87,6 +88,7 @@ def test_a_row_of_a_batch_is_the_row_alone(family, data):
         case.close(together[row], case(tokens)[0])
 
 
+@pytest.mark.support("splits")
 @pytest.mark.parametrize("family", FAMILIES)
 @given(data=st.data())
 @EXAMPLES
@@ -104,6 +106,7 @@ def test_any_split_of_a_prompt_through_the_cache_is_one_pass_without_one(family,
             case.close(held[name], tensor)
 
 
+@pytest.mark.support("padding")
 @pytest.mark.parametrize("family", FAMILIES)
 @given(data=st.data())
 @EXAMPLES

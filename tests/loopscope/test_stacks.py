@@ -74,6 +74,7 @@ def reference_stack(core, blocks: nn.ModuleList):
     return lambda h: model(inputs_embeds=h, use_cache=False).last_hidden_state
 
 
+@pytest.mark.support("transformers")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()

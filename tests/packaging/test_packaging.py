@@ -44,7 +44,7 @@ def test_the_wheel_holds_the_shipped_models_their_tokenizers_and_the_report_temp
         at = f"loopscope/tiny/weights/{model}"
         assert {f"{at}/{f}" for f in ("config.json", "model.safetensors", "tokenizer.json", "card.md")} <= set(sizes)
         assert sum(size for name, size in sizes.items() if name.startswith(at)) < 5_000_000
-    assert "figures/templates/report.html.j2" in sizes and "loopscope/tiny/code_prompts.json" in sizes
+    assert "figures/templates/report.html.j2" in sizes and {"loopscope/tiny/code_prompts.json", "loopscope/support.json"} <= set(sizes)
     (licence,) = [n for n in sizes if n.endswith("LICENSE")]
     assert "Apache License" in zipfile.ZipFile(wheel).read(licence).decode()
     (entry,) = [n for n in sizes if n.endswith("entry_points.txt")]
