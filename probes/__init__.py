@@ -16,13 +16,16 @@ _LAZY = {
     "depth_lens": "probes.lens",
     "DepthLensResult": "probes.lens",
     "SettleResult": "probes.lens",
+    "replay_table": "probes.replay",
+    "ReplayResult": "probes.replay",
 }
 
 if TYPE_CHECKING:
     from probes.lens import DepthLensResult, SettleResult, depth_lens
+    from probes.replay import ReplayResult, replay_table
     from probes.settling import ConvergenceResult, convergence
 
-__all__ = ["convergence", "ConvergenceResult", "depth_lens", "DepthLensResult", "SettleResult"]
+__all__ = ["convergence", "ConvergenceResult", "depth_lens", "DepthLensResult", "ReplayResult", "SettleResult", "replay_table"]
 
 
 def __getattr__(name: str):
