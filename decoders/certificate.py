@@ -20,8 +20,8 @@ _SHOWN = 10  # failures that are printed; the table holds all
 class Certificate(Result):
     """One row per generation (decoders/rungs.py). meta: how it was made, and whether the run was `complete`.
 
-    A generation fails where its tokens differ and no near tie explains it, where materialised K/V or counted calls differ, or
-    where it raised an error. An incomplete certificate certifies nothing.
+    A generation fails where its tokens differ and no near tie explains it, where materialised K/V, counted calls or the first
+    block's drafts are not what they must be, or where it raised an error. An incomplete certificate certifies nothing.
     """
 
     kind = "certificate"
@@ -37,7 +37,7 @@ class Certificate(Result):
     def failed(self) -> pd.DataFrame:
         """The rows that fail."""
         f = self.frame
-        return f[(f["mismatch"] & ~f["explained"]) | f["cache_mismatch"] | f["count_mismatch"] | (f["error"] != "")]
+        return f[(f["mismatch"] & ~f["explained"]) | f["cache_mismatch"] | f["count_mismatch"] | f["draft_mismatch"] | (f["error"] != "")]
 
     @property
     def complete(self) -> bool:
@@ -122,13 +122,14 @@ def _sums(rows: pd.DataFrame) -> dict[str, Any]:
     return {"generations": len(rows), "tokens": rows["tokens"].sum(), "mismatches": rows["mismatch"].sum(),
             "explained": rows["explained"].sum(), "unexplained": (rows["mismatch"] & ~rows["explained"]).sum(),
             "cache_mismatches": rows["cache_mismatch"].sum(), "count_mismatches": rows["count_mismatch"].sum(),
-            "errors": (rows["error"] != "").sum(), "proposed": rows["proposed"].sum(), "accepted": rows["accepted"].sum()}
+            "draft_mismatches": rows["draft_mismatch"].sum(), "errors": (rows["error"] != "").sum(),
+            "proposed": rows["proposed"].sum(), "accepted": rows["accepted"].sum()}
 
 
 def _sentence(sums: Mapping[str, Any]) -> str:
     return (f"{sums['generations']} generations, {sums['tokens']} tokens; {sums['mismatches']} differ ({sums['explained']} by near ties, "
             f"{sums['unexplained']} unexplained), {sums['cache_mismatches']} K/V mismatches, {sums['count_mismatches']} call-count "
-            f"mismatches, {sums['errors']} errors")
+            f"mismatches, {sums['draft_mismatches']} draft mismatches, {sums['errors']} errors")
 
 
 def _table(frame: pd.DataFrame) -> str:

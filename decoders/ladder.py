@@ -34,7 +34,7 @@ from loopscope.random_models import FAMILIES, make_random_core, settings_of
 from loopscope.rows import POLICIES
 
 # From drafts that are nearly always right to drafts that are nearly always wrong, most weight between.
-GAINS = (0.0, 0.03, 0.05, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.5, 1.0)
+GAINS = (0.0, 0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.5, 0.5, 0.7, 0.7, 1.0, 1.5)
 SAMPLINGS = (Sampling(0.7, top_p=0.9), Sampling(1.3, top_p=0.9), Sampling(0.7), Sampling(1.3, top_k=8), Sampling(1.0, min_p=0.05))
 VOCAB = 64
 KINDS = ("wfd", "wfd re", "dtv", "dtv deep", "das-wave", "das-wave", "loopspec", "pld", "ar")

@@ -94,6 +94,7 @@ _EMPTY: Record = {
     "sampling": "greedy", "batch": 1, "sequence": 0, "prompt_length": 0, "limit": 0, "tokens": 0, "mismatch": False, "explained": False,
     "first_difference": -1, "margin": float("nan"), "deviation": float("nan"), "cache_gap": float("nan"), "cache_tolerance": float("nan"),
     "cache_mismatch": False, "recur": 0, "prelude": 0, "readout": 0, "rows": 0, "count_mismatch": False, "counts_exact": False,
+    "drafts_checked": False, "draft_mismatch": False,
     "proposed": 0, "accepted": 0, "verdict": "", "error": ""}
 COLUMNS = tuple(_EMPTY)
 
@@ -111,12 +112,15 @@ def _facts_of_verdict(v: Verdict, level: str) -> Record:
     """L1 and L2 are about tokens: there a K/V gap is rounding of a size that nothing else tells."""
     explained = v.explained if level == "L0" else v.near_tie(2 * v.deviation)
     cache = level == "L0" and not v.cache_equal
-    ok = (v.tokens_equal or explained) and not cache and v.counts_equal
+    drafts = level == "L0" and v.drafts_match is False
+    ok = (v.tokens_equal or explained) and not cache and v.counts_equal and not drafts
     return {"tokens": len(v.generation.tokens), "mismatch": not v.tokens_equal, "explained": explained,
             "first_difference": -1 if v.first_difference is None else v.first_difference,
             "margin": float("nan") if v.margin is None else v.margin, "deviation": v.deviation, "cache_gap": v.cache_gap,
             "cache_tolerance": v.cache_tolerance, "cache_mismatch": cache, **v.counted._asdict(), "count_mismatch": not v.counts_equal,
-            "counts_exact": v.predicted is not None and not v.bound, "proposed": v.generation.proposed, "accepted": v.generation.accepted,
+            "counts_exact": v.predicted is not None and not v.bound,
+            "drafts_checked": v.drafts_match is not None, "draft_mismatch": drafts,
+            "proposed": v.generation.proposed, "accepted": v.generation.accepted,
             "verdict": "" if ok else str(v)}
 
 

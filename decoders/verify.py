@@ -14,6 +14,7 @@ import torch
 
 from decoders.calls import advance_together
 from decoders.decoder import Decoder
+from decoders.drafts_again import drafts_match
 from decoders.expected import forced_calls, predicted_counts, traced_calls
 from decoders.counting import Counts
 from decoders.generation import Generation
@@ -30,7 +31,8 @@ class Verdict:
     `predicted` None: nothing is predicted (the tokens differ). With `bound` it is an upper bound (frozen rows save rows, and calls
     once all are frozen). forced: recur calls by another way: the teacher-forced pass alone, where that is exact. margin: by how many
     logits autoregressive decoding preferred its own token where the two part; deviation: the largest difference of
-    its logits to those of one pass over the same tokens.
+    its logits to those of one pass over the same tokens. drafts_match: whether the first block was drafted as its definition says
+    (decoders/drafts_again.py); None where nothing is known.
     """
 
     generation: Generation
@@ -44,6 +46,7 @@ class Verdict:
     margin: float | None = None
     deviation: float = 0.0
     first_difference: int | None = None
+    drafts_match: bool | None = None
 
     @property
     def explained(self) -> bool:
@@ -73,13 +76,14 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        return (self.tokens_equal or self.explained) and self.cache_equal and self.counts_equal
+        return (self.tokens_equal or self.explained) and self.cache_equal and self.counts_equal and self.drafts_match is not False
 
     def __str__(self) -> str:
         tokens = "equal" if self.tokens_equal else (f"DIFFER at new token {self.first_difference} (margin {self.margin:.1e}, deviation "
                                                     f"{self.deviation:.1e}{', a near tie' if self.explained else ''})")
         return (f"{self.generation.decoder}: tokens {tokens}; K/V gap {self.cache_gap:.1e} (tolerance {self.cache_tolerance:.1e}); "
                 f"calls {tuple(self.counted)}, predicted {'at most ' if self.bound else ''}{self.predicted and tuple(self.predicted)}"
+                + ("; DRAFTS are not the definition's" if self.drafts_match is False else "")
                 + (f", {self.forced} recur another way" if self.forced is not None else ""))
 
 
@@ -129,7 +133,7 @@ def _verdict(decoder: Decoder, session: Session, reference: Reference, gaps: lis
         first -= session.prompt_length
         margin = reference.margin(first, got.tokens[first]) if first < min(len(got.tokens), reference.count) else float("inf")
     return Verdict(got, equal, max(gaps, default=0.0), reference.tolerance, Counts(*got.calls, got.rows), predicted, bound, forced, margin,
-                   reference.deviation, first)
+                   reference.deviation, first, drafts_match(decoder, got, reference, session.limit, session.eos))
 
 
 def _watch_commits(session: Session, reference: Reference) -> list[float]:
