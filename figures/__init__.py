@@ -33,6 +33,7 @@ _MODULES = {
     "acceptance": "acceptance",
     "bench": "speedup",
     "speedup": "speedup",
+    "factorial": "factorial",
     "timing": "timing",
     "plan": "predicted",
     "predicted_vs_measured": "predicted",

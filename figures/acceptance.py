@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from figures import intervals, style
 
 ENOUGH = 5  # runs: a rate of fewer is noise
@@ -43,7 +45,7 @@ def draw(frame, *, model=None):
             extra=f"A run ends at the first rejected draft; rates are pooled over prompts and drawn where {ENOUGH} runs or more got there",
         ),
         f"Lines of acceptance rate by place in the run on {model}. At the first place: {'; '.join(said)}.",
-        style.handles_of(axes[0, 0]),
+        [*style.handles_of(axes[0, 0]), *style.not_lossless_handles(decoders)],
         3,
     )
 
@@ -70,11 +72,10 @@ def looks(decoders):
         out[decoder] = (
             look
             if n == 0
-            else style.Look(
-                look.label,
-                look.colour,
-                "sdphv8"[(n - 1) % 6] if look.marker != "s" else "Xdphv8"[(n - 1) % 6],
-                [(0, (1.5, 1)), (0, (5, 1, 1, 1)), (0, (8, 2))][(n - 1) % 3],
+            else replace(
+                look,
+                marker="sdphv8"[(n - 1) % 6] if look.marker != "s" else "Xdphv8"[(n - 1) % 6],
+                line=[(0, (1.5, 1)), (0, (5, 1, 1, 1)), (0, (8, 2))][(n - 1) % 3],
             )
         )
     return out

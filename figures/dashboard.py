@@ -41,6 +41,8 @@ def draw(frame: Mapping, *, model=None, task=None, start=None):
             style.check(tables[kind], needed, kind)
     if "plan" in tables and "bench" in tables:
         tables["plan"] = predicted.remeasured(tables["plan"], tables["bench"])
+    if "bench" in tables:
+        tables["bench"] = style.labelled(tables["bench"])
     pairs = ratios.per_prompt(tables["bench"]) if "bench" in tables else None
     tasks = style.order([x for t in tables.values() if "task" in t for x in t["task"].unique()], style.TASKS)
     task = task or (pairs.groupby("task")["time_speedup"].max().idxmax() if pairs is not None and len(pairs) else tasks[0] if tasks else "")

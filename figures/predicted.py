@@ -64,7 +64,7 @@ def draw(frame, *, model=None):
         "Predicted from probe findings and a timing sweep, before the benchmark ran. Bars: 95 % bootstrap interval over "
         "prompts. On the diagonal: predicted exactly. Numbers in the right-hand panels are those of the left-hand list.",
         _alt(model, table),
-        _handles(),
+        _handles(table["decoder"]),
         3,
     )
 
@@ -82,7 +82,7 @@ def dumbbells(ax, part):
         ax.hlines(y, r.low_predicted, r.high_predicted, color=look.colour, linewidth=1.2, alpha=0.8)
         ax.hlines(y, r.low_measured, r.high_measured, color=look.colour, linewidth=3)
         ax.plot(r.time_speedup_predicted, y, marker=look.marker, color=look.colour, markerfacecolor="white", markersize=8, linestyle="none")
-        ax.plot(r.time_speedup_measured, y, marker=look.marker, color=look.colour, markersize=8, linestyle="none")
+        ax.plot(r.time_speedup_measured, y, marker=look.marker, markersize=8, linestyle="none", **_fill(look))
     ax.axvline(1, color=style.INK, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
     ax.set_yticks(range(len(part)), [f"{i}. {d}" for i, d in enumerate(part["decoder"], 1)])
     ax.set_ylim(len(part) - 0.5, -0.5)
@@ -104,7 +104,7 @@ def _scatter(ax, part, measure):
         x, y = getattr(r, f"{measure}_predicted"), getattr(r, f"{measure}_measured")
         if measure == "time_speedup":
             ax.vlines(x, r.low_measured, r.high_measured, color=look.colour, linewidth=2)
-        ax.plot(x, y, marker=look.marker, color=look.colour, markersize=6, linestyle="none")
+        ax.plot(x, y, marker=look.marker, markersize=6, linestyle="none", **_fill(look))
         ax.annotate(str(r.Index + 1), (x, y), xytext=(7, -9), textcoords="offset points", fontsize=style.TICK, color=style.INK)
     ax.set_xlim(0, top)
     ax.set_ylim(0, top)
@@ -114,10 +114,17 @@ def _scatter(ax, part, measure):
     ax.set_ylabel("measured (x)")
 
 
-def _handles():
+def _fill(look):
+    """Measured marks are filled, here hollow means predicted: one that is not lossless is filled by half."""
+    return {"color": look.colour, **({"fillstyle": "left", "markerfacecoloralt": "white"} if look.hollow else {})}
+
+
+def _handles(decoders):
     from matplotlib.lines import Line2D
 
-    return [
+    half = {"marker": "o", "color": style.INK, "linestyle": "none", "markersize": 7, "fillstyle": "left", "markerfacecoloralt": "white"}
+    found = {style.fidelity_of(d) for d in decoders} - {style.LOSSLESS}
+    return [Line2D([], [], **half, label=f"measured, {' or '.join(f for f in style.NOT_LOSSLESS if f in found)}")] * bool(found) + [
         Line2D([], [], marker="o", color=style.INK, markerfacecolor="white", linestyle="none", markersize=7, label="predicted"),
         Line2D([], [], marker="o", color=style.INK, linestyle="none", markersize=7, label="measured"),
         Line2D([], [], color=style.QUIET, linestyle=(0, (4, 2)), label="predicted = measured"),

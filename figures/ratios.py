@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from figures import intervals, style
 from loopscope.errors import SettingError
 
+BASELINE = "plain loop"
 COLUMNS = ("model", "task", "prompt", "repeat", "decoder", "lossless", "tokens", "decode_seconds", "recur_calls", "token_mismatches")
 
 
@@ -31,6 +32,7 @@ def per_prompt(bench):
     rates = bench.assign(seconds_per_token=bench["decode_seconds"] / decoded, calls_per_token=bench["recur_calls"] / decoded)
     rates = rates[bench["recur_calls"] > 0]
     cells = rates.groupby([*keys, "decoder"], observed=True)[["seconds_per_token", "calls_per_token"]].median().reset_index()
+    cells = cells.assign(fidelity=cells["decoder"].map(fidelities(bench)))
     base = cells[cells["decoder"] == "AR"].set_index(keys)[["seconds_per_token", "calls_per_token"]].add_suffix("_ar")
     joined = cells.join(base, on=keys).dropna(subset=["seconds_per_token_ar"])
     return joined.assign(
@@ -39,14 +41,27 @@ def per_prompt(bench):
     )
 
 
+def fidelities(bench) -> dict[str, str]:
+    """Decoder -> "lossless", "approximate" or "lossy"; tables from before the column say only whether it is lossless."""
+    marked = style.labelled(bench)["decoder"]
+    return {d: style.fidelity_of(m) for d, m in zip(bench["decoder"], marked)}
+
+
 def equality(bench):
-    """Per decoder but AR: lossless, generations, tokens, mismatches, compared with AR token for token."""
+    """Per decoder but AR: lossless, fidelity, generations, tokens, mismatches (compared with AR token for token), and the same
+    against `reference`, the autoregressive decoding that makes the same approximation (AR itself for a lossless decoder)."""
+    told = fidelities(bench)
     part = bench[bench["decoder"] != "AR"]
-    return (
+    for name, absent in (("reference", "AR"), ("reference_mismatches", part["token_mismatches"])):
+        if name not in part:
+            part = part.assign(**{name: absent})
+    found = (
         part.groupby(["model", "decoder"], observed=True)
-        .agg(lossless=("lossless", "all"), generations=("tokens", "size"), tokens=("tokens", "sum"), mismatches=("token_mismatches", "sum"))
+        .agg(lossless=("lossless", "all"), generations=("tokens", "size"), tokens=("tokens", "sum"), mismatches=("token_mismatches", "sum"),
+             reference=("reference", "first"), reference_mismatches=("reference_mismatches", "sum"))
         .reset_index()
     )
+    return found.assign(fidelity=found["decoder"].map(told))
 
 
 @dataclass(frozen=True)
@@ -82,8 +97,12 @@ class Fastest:
 
 
 def fastest(pairs) -> Fastest | None:
-    """Of per_prompt's rows for one model and task: mean of the per-prompt ratios, intervals over prompts. None without decoders."""
-    others = pairs[pairs["decoder"] != "AR"]
+    """Of per_prompt's rows for one model and task: mean of the per-prompt ratios, intervals over prompts. None without decoders.
+
+    Decoders that are not lossless do other work, and the plain loop is a baseline: neither is a candidate.
+    """
+    told = pairs["fidelity"] if "fidelity" in pairs else pairs["decoder"].map(style.fidelity_of)
+    others = pairs[(pairs["decoder"] != "AR") & (pairs["decoder"] != BASELINE) & (told == style.LOSSLESS)]
     if others.empty:
         return None
     means = intervals.table(others, ["decoder"], "time_speedup").sort_values("mean", ascending=False)

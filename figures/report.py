@@ -30,11 +30,12 @@ COMMANDS = {  # how to get a table again; {model} is filled in
     "prefix_channels": "loopscope intervene {model}",
     "prefix_effects": "loopscope intervene {model}",
     "depth_grid": "loopscope intervene {model}",
+    "factorial": "loopscope factorial {model} --task {task}",
 }
 GROUPS = (
     ("What was seen inside", ("convergence", "depth_lens", "settle")),
     ("Does Mature-V hold?", ("prefix_channels", "prefix_effects", "depth_grid")),
-    ("Which decoder follows, and how fast it was", ("plan", "bench", "acceptance", "trace", "timing")),
+    ("Which decoder follows, and how fast it was", ("plan", "bench", "acceptance", "factorial", "trace", "timing")),
 )
 
 
@@ -103,7 +104,7 @@ def _entry(plate: Plate, figure: Figure, files: Sequence[Path], manifest: Mappin
         "caption": figure.note.caption,
         "title": figure.note.title,
         "commands": _commands(plate, manifest),
-        "varies": plate.kind in ("bench", "dashboard", "plan", "timing"),
+        "varies": plate.kind in ("bench", "dashboard", "factorial", "plan", "timing"),
         "table": None if plate.kind == "dashboard" else f"tables/{plate.kind}.parquet",
     }
 

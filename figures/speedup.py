@@ -14,9 +14,9 @@ def draw(frame, *, model=None):
     """A row per task: wall clock and block calls; bar = mean of per-prompt ratios, whisker = interval, dot = one prompt."""
     style.check(frame, ratios.COLUMNS, "bench")
     frame, model = style.choose(frame, "model", model, "bench")
+    frame = style.labelled(frame)
     pairs = ratios.per_prompt(frame)
     tasks = style.order(pairs["task"], style.TASKS)
-    lossless = frame.groupby("decoder")["lossless"].all()
     count = pairs["decoder"].nunique()
     fig = style.figure(11, 1.2 + len(tasks) * (0.8 + 0.36 * count))
     axes = fig.subplots(len(tasks), 2, squeeze=False, sharey="row")
@@ -27,7 +27,6 @@ def draw(frame, *, model=None):
             panel(ax, part, ranked, measure)
             ax.set_title(f"{task or 'prompts'}: {MEASURES[measure][0].lower()}")
             ax.set_xlabel(MEASURES[measure][1])
-        axes[row, 0].set_yticks(range(len(ranked)), [d if lossless[d] else f"{d} (approximate)" for d in ranked])
     equal = ratios.equality(frame)
     words = same_tokens(equal)
     repeats = int(frame["repeat"].nunique())
@@ -41,6 +40,8 @@ def draw(frame, *, model=None):
             f"Bars: mean of per-prompt ratios, median of {repeats} repeat{'s' * (repeats != 1)}, prefill left out; dots: prompts. {words}",
         ),
         _alt(model, pairs, words),
+        style.not_lossless_handles(pairs["decoder"].unique()),
+        2,
     )
 
 
@@ -51,16 +52,11 @@ def panel(ax, part, ranked, measure="time_speedup", dots=True, room=1.42):
     for y, decoder in enumerate(ranked):
         look, r = style.decoder_look(decoder), means.loc[decoder]
         values = part.loc[part["decoder"] == decoder, measure].to_numpy()
-        ax.barh(
-            y,
-            r["mean"],
-            height=0.62,
-            color=look.colour,
-            alpha=0.75,
-            hatch={"DtV": "///", "WFD": "", "DAS-Wave": "xx"}.get(style.family(decoder), ""),
-            edgecolor="white",
-            linewidth=0,
-        )
+        fill = {"color": look.colour, "alpha": 0.75, "edgecolor": "white", "linewidth": 0,
+                "hatch": {"DtV": "///", "WFD": "", "DAS-Wave": "xx"}.get(style.family(decoder), "")}
+        if look.hollow:
+            fill = {"facecolor": "white", "edgecolor": look.colour, "linewidth": 1.4, "hatch": style.HATCHES[style.fidelity_of(decoder)]}
+        ax.barh(y, r["mean"], height=0.62, **fill)
         if dots and decoder != "AR":
             # a fixed fan instead of random jitter: the same table must draw the same picture
             spread = [0.22 * ((i * 0.618) % 1 - 0.5) * 2 for i in range(len(values))]

@@ -34,6 +34,7 @@ class Look:
     colour: str
     marker: str = "o"
     line: str | tuple = "-"
+    hollow: bool = False  # of a decoder that is not lossless: its marks have no fill
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,14 @@ NULLS = {
 }
 DECODERS = {
     "AR": Look("AR", "#444444", "o", "-"),
+    "plain": Look("plain loop", "#999999", "P", (0, (1, 1))),
     "DtV": Look("draft-then-verify", "#E69F00", "s", (0, (6, 1.5))),
     "WFD": Look("wavefront", "#0077BB", "D", "-"),
     "DAS-Wave": Look("DAS-Wave", "#AA3377", "^", (0, (3, 1, 1, 1))),
 }
+LOSSLESS, NOT_LOSSLESS = "lossless", ("approximate", "lossy")
+HATCHES = {"approximate": "...", "lossy": "++"}
+WHAT = {"approximate": "not AR's tokens by design", "lossy": "recurrences left out"}
 _EXTRA = ("#117733", "#999933", "#44AA99", "#AA4499", "#661100", "#6699CC")
 TASKS = {"maths": Look("maths", "#332288", "o", "-"), "code": Look("code", "#117733", "s", (0, (6, 1.5)))}
 STARTS = {
@@ -147,9 +152,30 @@ def family(decoder: str) -> str:
 
 
 def decoder_look(decoder: str) -> Look:
-    """A decoder's look: its family's colour, its own label."""
+    """A decoder's look: its family's colour, its own label, hollow where the label says that it is not lossless."""
     kind = look(DECODERS, family(decoder))
-    return Look(str(decoder), kind.colour, kind.marker, kind.line)
+    return Look(str(decoder), kind.colour, kind.marker, kind.line, fidelity_of(decoder) != LOSSLESS)
+
+
+def fidelity_of(label: str) -> str:
+    """What a decoder's label says of it: '... (approximate)', '... (lossy)', or nothing where it is lossless."""
+    return next((f for f in NOT_LOSSLESS if f"({f})" in str(label)), LOSSLESS)
+
+
+def labelled(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a bench table with labels that say what is not lossless, also where only its columns did (older tables)."""
+    told = frame["fidelity"] if "fidelity" in frame else frame["lossless"].map(lambda yes: LOSSLESS if yes else NOT_LOSSLESS[0])
+    worst = {d: max(set(part), key=(LOSSLESS, *NOT_LOSSLESS).index) for d, part in told.groupby(frame["decoder"], observed=True)}
+    names = {d: f"{d} ({f})" for d, f in worst.items() if f != LOSSLESS and fidelity_of(d) == LOSSLESS}
+    return frame.assign(decoder=frame["decoder"].astype(str).replace(names)) if names else frame
+
+
+def not_lossless_handles(decoders: Iterable[str]) -> list:
+    """Legend entries for what is drawn hollow: one for each fidelity among these labels."""
+    from matplotlib.patches import Patch
+
+    found = {fidelity_of(d) for d in decoders}
+    return [Patch(facecolor="white", edgecolor=INK, hatch=HATCHES[f], label=f"hollow: {f}, {WHAT[f]}") for f in NOT_LOSSLESS if f in found]
 
 
 def order(names: Iterable[str], known: dict[str, Look]) -> list[str]:
@@ -278,6 +304,8 @@ def line(ax: Axes, table: pd.DataFrame, x: str, looks: Look, label: str | None =
     """A line of means with its interval as a band (columns mean, low, high); one point alone gets an error bar."""
     table = table.sort_values(x)
     settings = {"color": looks.colour, "marker": looks.marker, "linestyle": looks.line, **extra}
+    if looks.hollow:
+        settings.setdefault("markerfacecolor", "white")
     if len(table) > 10:  # markers tell lines apart; one at every point of a long line would hide it
         powers = [i for i, v in enumerate(table[x]) if v > 0 and (int(v) & (int(v) - 1)) == 0]
         settings.setdefault("markevery", powers or None)

@@ -24,7 +24,7 @@ def speeds(tables: Tables) -> list[dict[str, Any]]:
     """One row per task and decoder, fastest first: measured speed, calls, acceptance, equality."""
     if "bench" not in tables or not ratios.has_pairs(tables["bench"]):
         return []
-    bench = tables["bench"]
+    bench = style.labelled(tables["bench"])
     pairs = ratios.per_prompt(bench)
     rows = []
     for task in style.order(pairs["task"], style.TASKS):
@@ -116,7 +116,10 @@ def equality_sentences(tables: Tables) -> list[str]:
     for r in ratios.equality(tables["bench"]).itertuples():
         answer = "yes" if r.mismatches == 0 else "no"
         more = "" if r.mismatches == 0 else f", {int(r.mismatches)} tokens differ"
-        kind = "" if r.lossless else " This decoder is approximate: equality is not promised."
+        kind = "" if r.lossless else f" This decoder is {r.fidelity}: equality is not promised."
+        if r.reference not in ("AR", r.decoder):
+            own, ar = (1 - wrong / max(r.tokens, 1) for wrong in (r.reference_mismatches, r.mismatches))
+            kind += f" Equal to {r.reference}, which makes the same approximation: {own:.1%} of its tokens (to AR: {ar:.1%})."
         out.append(
             f"{r.decoder}: token for token equal to AR: {answer} ({int(r.generations)} generations, {int(r.tokens)} tokens{more}).{kind}"
         )
@@ -196,9 +199,10 @@ def approximate(tables: Tables) -> list[str]:
     """What in these tables is an estimate or not exact, in sentences."""
     out = []
     if "bench" in tables:
-        lossy = style.decoders_in_order(tables["bench"].loc[~tables["bench"]["lossless"].astype(bool), "decoder"])
+        told = ratios.fidelities(tables["bench"])
+        lossy = style.decoders_in_order(d for d, fidelity in told.items() if fidelity != style.LOSSLESS)
         out.append(
-            f"Approximate decoders: {', '.join(lossy)}."
+            f"Decoders that are not lossless: {', '.join(d if f'({told[d]})' in d else f'{d} ({told[d]})' for d in lossy)}."
             if lossy
             else "Every decoder timed here is lossless: it commits exactly AR's greedy tokens."
         )

@@ -42,6 +42,11 @@ READING = {
         "How many drafts were right",
         "A rate that stays flat along the run means that late drafts are as good as early ones.",
     ),
+    "factorial": (
+        "What carry, deep keys and deep values bring to DAS-Wave",
+        "Above, every combination of the three switches; below, what each adds on average, and what two or three of them add together "
+        "beyond their sum. An interval that excludes zero has a filled mark. Cells near the length of a block leave no room for more.",
+    ),
     "trace": (
         "The schedule of a real decode",
         "Read a column as one block call: every cell in it is a position that advanced by one recurrence.",

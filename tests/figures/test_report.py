@@ -121,7 +121,7 @@ def test_mismatches_and_approximate_decoders_are_said_aloud(synthetic, tmp_path)
     bench["lossless"] = bench["decoder"] != "WFD d=1"
     text = " ".join(Page(write_report(tmp_path, {"bench": bench}, {}).read_text()).text.split())
     assert "WFD d=1: token for token equal to AR: no (2 generations, 128 tokens, 4 tokens differ). This decoder is approximate" in text
-    assert "Approximate decoders: WFD d=1." in text
+    assert "Decoders that are not lossless: WFD d=1 (approximate)." in text
     assert "Whether Mature-V holds on tiny-huginn was not judged in this run." in text
 
 
