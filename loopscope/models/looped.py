@@ -182,11 +182,10 @@ class LoopedCore(TextMixin, nn.Module):
         if start_state is not None and not isinstance(start_state, Tensor):
             raise SettingError(f"start_state must be None, 'zero' or a tensor, got {type(start_state).__name__}")
         rows = rows or Chain(0, x.shape[1])
-        positions = rows.at if isinstance(rows, Forest) else rows.positions
-        last = max(rows.positions)
-        padded = isinstance(rows, Chain) and bool(rows.pads)
-        if padded:
-            positions, last = token_positions(rows, x.device), _end_of(rows) - 1
+        positions: Any = rows.at if isinstance(rows, Forest) else rows.positions
+        padded, last = False, _end_of(rows) - 1
+        if isinstance(rows, Chain) and rows.pads:
+            padded, positions = True, token_positions(rows, x.device)
         if isinstance(start_state, Tensor):
             if start_state.ndim != 3 or start_state.shape[2] != x.shape[2] or start_state.shape[1] <= last \
                     or start_state.shape[0] not in (1, x.shape[0]):
