@@ -14,8 +14,8 @@ stored logits; a bridge around the released code itself was not run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,14 +60,44 @@ _LAYOUTS = {
 }
 
 
-@dataclass
-class DepthClock:
-    """All firings of a bridge's hooks, in order: `ticks[name][r - 1]` is what hook `name` saw the r-th time."""
+@dataclass(frozen=True)
+class _Site:
+    """A hook of the bridge. name: ours for its i-th firing, from 0. core: firings per recurrence, 0 outside the core."""
 
-    ticks: dict[str, list[Tensor]] = field(default_factory=dict)
+    hook: str
+    name: Callable[[int], str]
+    shaped: Callable[[Tensor], Tensor]
+    core: int = 0
+
+
+class DepthClock:
+    """Counts the firings of a bridge's hooks in one pass, and keeps what they saw under the name that the count gives."""
+
+    def __init__(self, sites: Sequence[_Site], wanted: Callable[[str], bool]) -> None:
+        self.sites: dict[str, list[_Site]] = {}
+        for site in sites:
+            self.sites.setdefault(site.hook, []).append(site)
+        self.wanted, self.ticks = wanted, dict.fromkeys(self.sites, 0)
+        self.seen: dict[str, Tensor] = {}
+        self.names: set[str] = set()
 
     def __call__(self, tensor: Tensor, hook: Any) -> None:
-        self.ticks.setdefault(hook.name, []).append(tensor.detach().clone())  # a later hook may edit in place
+        for site in self.sites[hook.name]:
+            name = site.name(self.ticks[hook.name])
+            self.names.add(name)
+            if self.wanted(name):
+                self.seen[name] = site.shaped(tensor.detach()).clone()  # a later hook may edit in place
+        self.ticks[hook.name] += 1
+
+    def depth(self) -> int:
+        """How many recurrences the hooks of the core counted; those that never fire (attention kept native) do not vote."""
+        counts = {hook: self.ticks[hook] / sites[0].core for hook, sites in self.sites.items() if sites[0].core and self.ticks[hook]}
+        if len(set(counts.values())) != 1 or not max(counts.values()).is_integer():
+            found = sorted(counts, key=counts.__getitem__)
+            shown = ", ".join(f"{hook} {counts[hook]:g}" for hook in dict.fromkeys((*found[:1], *found[-1:]))) or "none fired"
+            raise HookError(f"the hooks of the core disagree on the number of recurrences ({shown}), so the clock cannot tell depths; "
+                            "run the whole sequence in one full pass, without adaptive exit")
+        return int(max(counts.values()))
 
 
 class BridgedModel:
@@ -86,16 +116,16 @@ class BridgedModel:
         Names that the bridge has no hook for are missing from the run. Raises HookError where hooks of the core disagree on
         how many recurrences there were, or where names_filter selects nothing that was seen.
         """
-        sites = self._sites()
-        clock = DepthClock()
-        logits = self.bridge.run_with_hooks(tokens, fwd_hooks=[(name, clock) for name in dict.fromkeys(s.hook for s in sites)], **options)
-        depth = self._depth(sites, clock)
-        seen: dict[str, Tensor] = {}
-        for site in sites:
-            for i, tensor in enumerate(clock.ticks.get(site.hook, ())):
-                seen[site.name(i)] = site.shaped(tensor)
-        ordered = {name: seen[name] for name in hook_names(self.config, depth) if name in seen}
-        kept = {name: ordered[name] for name in match_names(names_filter, ordered)}
+        if names_filter is None or callable(names_filter):
+            wanted = names_filter or (lambda name: True)
+        else:
+            names_filter = [names_filter] if isinstance(names_filter, str) else list(names_filter)
+            wanted = frozenset(names_filter).__contains__
+        clock = DepthClock(self._sites(), wanted)
+        logits = self.bridge.run_with_hooks(tokens, fwd_hooks=[(hook, clock) for hook in clock.sites], **options)
+        depth = clock.depth()
+        known = dict.fromkeys(name for name in hook_names(self.config, depth) if name in clock.names)
+        kept = {name: clock.seen[name] for name in match_names(names_filter, known)}
         return logits, RecordedRun(kept, SimpleNamespace(config=self.config, core=self.core, family=self.family), depth)  # type: ignore
 
     # ---- which hook is what ---------------------------------------------------------------------------------
@@ -145,25 +175,6 @@ class BridgedModel:
         for step in (*where.rstrip(".").split("."), "attn"):
             node = node[int(step)] if step.isdigit() else getattr(node, step)
         return node.original_component.qk_bias.detach().view(2, self.config.n_heads, self.config.d_head)
-
-    def _depth(self, sites: list[_Site], clock: DepthClock) -> int:
-        """How many recurrences all hooks of the core counted; those that never fire (attention kept native) do not vote."""
-        counted = {s.hook: len(clock.ticks[s.hook]) / s.core for s in sites if s.core and s.hook in clock.ticks}
-        if len(set(counted.values())) != 1 or not float(next(iter(counted.values()), 0.5)).is_integer():
-            few = dict(sorted(counted.items(), key=lambda item: item[1])[:1]) | dict(sorted(counted.items(), key=lambda item: -item[1])[:1])
-            raise HookError(f"the hooks of the core disagree on the number of recurrences ({few or 'none fired'}), so the clock cannot "
-                            "tell depths; run the whole sequence in one full pass, without adaptive exit")
-        return int(next(iter(counted.values())))
-
-
-@dataclass(frozen=True)
-class _Site:
-    """A hook of the bridge. name: of its i-th firing, from 0. core: firings per recurrence, 0 outside the core."""
-
-    hook: str
-    name: Callable[[int], str]
-    shaped: Callable[[Tensor], Tensor]
-    core: int = 0
 
 
 def _same(x: Tensor) -> Tensor:
