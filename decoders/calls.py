@@ -89,6 +89,7 @@ def advance(session: Session, steps: Steps) -> Iterator[None]:
             seen = len(session.tokens)
             yield
         answer = request.run()
+        _count(request)  # only now: a stream may be left, or asked for its counts, while a request waits
     yield
 
 
@@ -116,12 +117,23 @@ def advance_together(sessions: Sequence[Session], steps: Sequence[Steps]) -> Cou
         made[_COUNTED[kind]] += 1
         if kind is Recur:
             made["rows"] += sum(r.rows.count for r in requests)
-        for i, answer in zip(found, _run_together(requests, found, groups)):
+        answers = _run_together(requests, found, groups)
+        for request in requests:
+            _count(request)
+        for i, answer in zip(found, answers):
             send(i, answer)
     return made
 
 
 _COUNTED = {Embed: "prelude", Recur: "recur", Read: "readout"}
+
+
+def _count(request: Request) -> None:
+    """Add a call that was made to its sequence's own counts."""
+    counts = request.session.counts
+    counts[_COUNTED[type(request)]] += 1
+    if type(request) is Recur:
+        counts["rows"] += request.rows.count
 
 
 def _run_together(requests: list, found: list[int], groups: dict[tuple[int, ...], CacheGroup]) -> Sequence[Any]:

@@ -78,11 +78,10 @@ class Session:
             raise SettingError(f"stop must be non-empty strings, got {stop!r}")
         return stop
 
-    # ---- the model's calls, counted: decoders yield these --------------------------------------------------------
+    # ---- the model's calls: decoders yield these, the driver runs and counts them -------------------------------
 
     def embed(self, tokens: Tensor | list[int], rows: Rows, role: Role = TARGET) -> Embed:
         """A prelude call; gives x [1, n, d_model]."""
-        self.counts["prelude"] += 1
         if not isinstance(tokens, Tensor):
             tokens = torch.tensor([tokens], device=self.core.device)
         return Embed(self, rows, role, tokens)
@@ -93,9 +92,6 @@ class Session:
 
     def recur(self, state: Tensor, x: Tensor, rows: Rows, policy: ReadPolicy = ALIGNED, role: Role = TARGET) -> Recur:
         """A block call; gives the state [1, n, d_model]."""
-        counts = self.counts
-        counts["recur"] += 1
-        counts["rows"] += rows.count
         return Recur(self, rows, role, state, x, policy)
 
     def read(self, state: Tensor, rows: Rows, role: Role = TARGET, drafts: Sequence[Sequence[int]] | None = None,
@@ -106,7 +102,6 @@ class Session:
         draft is remembered by until it is judged; default: its position. The request keeps the `logits` [n, vocab] it gave.
         Raises NumericsError where they are NaN.
         """
-        self.counts["readout"] += 1
         return Read(self, rows, role, state, () if drafts is None else drafts, keys)
 
     def choose(self, logits: Tensor, read: Read) -> Tensor:
