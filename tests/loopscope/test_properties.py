@@ -6,6 +6,7 @@ Models and prompts are drawn in float64. Dory's shared slots are left out of the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ class Case:
     def __call__(self, tokens: torch.Tensor, **options) -> torch.Tensor:
         return self.core(tokens, seed=self.seed, **{"prefix": self.prefix} | options)
 
-    @property
+    @cached_property
     def tolerance(self) -> float:
         """docs/algorithms.md, 2.7: 100 times what rounding does to this model and prompt, at least 1e-12.
 
