@@ -27,7 +27,8 @@ from decoders.autoregressive import Autoregressive
 from decoders.decoder import Decoder
 from decoders.draft_then_verify import DraftThenVerify
 from decoders.loopspec import LoopSpec
-from decoders.replay_counts import Branching, History, Outcome, Text, block_counts, blocks, rereading, starts, twice, wave
+from decoders.replay_counts import Branching, History, Outcome, Text, block_counts, blocks, most_lanes, rereading, starts, twice, wave
+from decoders.replay_tree import capped_tree
 from decoders.wavefront import Wavefront
 from loopscope.errors import SettingError
 from loopscope.records import Result
@@ -114,7 +115,10 @@ def replayed(text: Pass, decoder: Decoder) -> Outcome | None:
         _check(decoder.draft_depth, full)
         depths, children, gate, most = _wave_settings(decoder, full)
         histories, settled = _settled(text, own, depths, lambda h: _wave_behind(starts(h, own, full, children), depths, full), gate)
-        return _marked(wave(histories, own, full, depths, children, most), settled)
+        if most is not None and most_lanes(histories, own, full, depths, children) > most:
+            note = f"more than {most} lanes may be asked for, and which are then refused depends on what wrong ones propose"
+            return _marked(capped_tree(histories, own, full, depths, most, note), settled)
+        return _marked(wave(histories, own, full, depths, children), settled)
     return None
 
 

@@ -99,12 +99,8 @@ def _kept(child: Child, i: int, text: Text, full: int) -> bool:
     return child.dropped == full and child.token == text.truth[i]
 
 
-def wave(histories: Sequence[History], text: Text, full: int, depths: Sequence[int], children: Branching,
-         most_lanes: int | None = None) -> Outcome:
-    """A wave at full depth T that reads its lanes at `depths` (all below T).
-
-    histories: of lanes 0, 1, ..; one token per depth. most_lanes: a proposal that would exceed so many lanes is not made.
-    """
+def wave(histories: Sequence[History], text: Text, full: int, depths: Sequence[int], children: Branching) -> Outcome:
+    """A wave at full depth T that reads its lanes at `depths` (all below T). histories: of lanes 0, 1, ..; one token per depth."""
     born = starts(histories, text, full, children)
     if not born:
         return Outcome(0, 0, 0, 0, 0, 0, [], {})
@@ -115,14 +111,18 @@ def wave(histories: Sequence[History], text: Text, full: int, depths: Sequence[i
     lanes = Counter({(s, s + full): 1 for s in born}) + side.lives
     reads = {s + full for s in born} | {s + d for i, s in enumerate(born) if i < text.drafting for d in depths} | side.reads
     widths = _widths(lanes, end)
-    exact, rows_exact, notes = True, side.exact, list(side.notes)
-    if most_lanes is not None and max(_widths(Counter({(s, s + full): 1 for s in born}) + side.most, end)) > most_lanes:
-        exact, rows_exact = False, False
-        notes.append(f"more than {most_lanes} lanes may be asked for, and which are then refused depends on wrong ones")
-        widths = [min(w, most_lanes) for w in widths]
     preludes = len({start for start, _ in lanes})  # lanes that are born together share a call
-    return Outcome(end, preludes, len(reads), sum(widths), len(accepts), sum(accepts.values()), _runs(accepts), accepts,
-                   dict(sorted(Counter(widths).items())), exact, rows_exact, "; ".join(notes))
+    return Outcome(end, preludes, len(reads), sum(widths), len(accepts), sum(accepts.values()), runs_of(accepts), accepts,
+                   dict(sorted(Counter(widths).items())), True, side.exact, "; ".join(side.notes))
+
+
+def most_lanes(histories: Sequence[History], text: Text, full: int, depths: Sequence[int], children: Branching) -> int:
+    """The most lanes that such a wave can have in flight, whatever those behind wrong drafts say."""
+    born = starts(histories, text, full, children)
+    if not born:
+        return 0
+    side = _side_lanes(histories, text, full, depths, children, born)
+    return max(_widths(Counter({(s, s + full): 1 for s in born}) + side.most, born[-1] + full))
 
 
 @dataclass
@@ -200,7 +200,7 @@ def _widths(lives: Counter, end: int) -> list[int]:
     return widths
 
 
-def _runs(accepts: dict[int, bool]) -> list[int]:
+def runs_of(accepts: dict[int, bool]) -> list[int]:
     """Drafts accepted between two rejected ones; a run that the end of the text cuts counts unless it is empty."""
     runs, run = [], 0
     for right in accepts.values():

@@ -14,6 +14,7 @@ from decoders.counting import draft_then_verify_counts, wavefront_counts
 from decoders.loopspec import LoopSpec
 from decoders.replay import predict_from_replay, replay, replayed, replayed_accepts
 from decoders.replay_counts import Text, block_counts, rereading, twice, wave
+from decoders.replay_tree import capped_tree
 from loopscope.errors import SettingError
 from loopscope.random_models import make_random_core
 from probes import ReplayResult
@@ -175,17 +176,37 @@ def test_a_re_read_lane_is_followed_from_the_read_that_settled_it():
 def test_a_second_proposal_saves_what_lies_between_its_depth_and_t():
     """d1 + r1 (d2 - d1) + r2 (T - d2): the first right, the second right, neither."""
     for history, ticks, right in (([1, 1], 2, True), ([1, 0], 2, True), ([0, 1], 3, True), ([0, 0], 6, False), ([0, 5], 6, False)):
-        said = wave(*told([history] * 4), 6, [2, 3], twice([2, 3], 6), 64)
+        said = wave(*told([history] * 4), 6, [2, 3], twice([2, 3], 6))
         assert said.exact and said.recur == 3 * ticks + 6 and said.accepts == {1: right, 2: right, 3: right}
     # One lane with two proposals: the wrong branch runs from 2 to 6, the right one from 3 to 9.
-    said = wave(*told([[0, 1], [1, 1]], limit=3), 6, [2, 3], twice([2, 3], 6), 64)
+    said = wave(*told([[0, 1], [1, 1]], limit=3), 6, [2, 3], twice([2, 3], 6))
     assert (said.rows, said.widths) == (6 + 6 + 4, {1: 2 + 3, 2: 1, 3: 3})
 
 
 def test_a_cap_that_may_bind_is_not_called_exact():
-    histories, text = told([[0, 1]] * 9)
-    free, capped = (wave(histories, text, 6, [1, 2], twice([1, 2], 6), most) for most in (64, 4))
-    assert free.exact and not capped.exact and "more than 4 lanes" in capped.note and max(capped.widths) == 4
+    core = model("ouro", 0.4, 1)
+    text = replay(core, [[3, 4]], 14, depth=6, progress=False).passes[0]
+    free, capped = (replayed(text, LoopSpec(1, 2, lanes=most)) for most in (999, 4))
+    assert free.exact and not capped.exact and not capped.rows_exact and "more than 4 lanes" in capped.note
+    assert max(free.widths) > 4 == max(capped.widths)
+
+
+def test_a_tree_under_a_cap_that_never_binds_is_the_tree():
+    rng = random.Random(1)
+    for _ in range(40):
+        n, full = rng.randint(1, 14), rng.randint(3, 7)
+        depths = sorted(rng.sample(range(1, full), 2))
+        histories, text = told([[rng.randint(0, 1) for _ in depths] for _ in range(n)], limit=n + rng.choice([1, 3]))
+        free = wave(histories, text, full, depths, twice(depths, full))
+        assert capped_tree(histories, text, full, depths, 10**6) == dataclasses.replace(free, exact=False, rows_exact=False, note="")
+
+
+def test_a_full_tree_refuses_the_farthest_proposals():
+    """Two lanes at most, T = 4: of lane 0's two drafts only the first is run, so the second, the right one, saves nothing."""
+    histories, text = told([[0, 1], [1, 1]], limit=3)
+    assert wave(histories, text, 4, [1, 2], twice([1, 2], 4)).recur == 2 + 4
+    said = capped_tree(histories, text, 4, [1, 2], 2)
+    assert (said.recur, said.accepts, said.widths) == (8, {1: False}, {1: 1 + 4, 2: 3})
 
 
 def test_lanes_behind_a_wrong_draft_are_exact_only_while_nothing_they_say_matters():
