@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from loopscope.errors import SettingError
 from loopscope.models.loading import load_core
 from loopscope.random_models import make_random_core
 from loopscope.support import FILE, Record
@@ -99,7 +100,10 @@ def pytest_sessionfinish(session):
     if session.config.getoption("--write-support"):
         if not session.config.stash[WHOLE]:
             raise pytest.UsageError("--write-support needs the whole suite: pytest --write-support -m support")
-        session.config.stash[RECORD].write(session.config.stash[COLLECTED])
+        try:
+            session.config.stash[RECORD].write(session.config.stash[COLLECTED])
+        except SettingError as error:
+            raise pytest.UsageError(str(error)) from None
 
 
 @pytest.fixture
