@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from loopscope.cache import DepthCache
     from loopscope.models.looped import LoopedCore
+    from loopscope.models.ouro import OuroCore
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +98,11 @@ def weighted_logits(core: LoopedCore, tokens: Tensor, depth: int | None = None, 
     states = [core.start(x, rows)]
     for r in range(1, depth + 1):
         states.append(core.recur(states[-1], x, rows.at_depth(r)))
-    weights = core.exit_pdf(torch.stack(states[1:])).unbind(-1)
-    return sum(p[..., None] * core.read(state, rows.at_depth(r)) for r, (p, state) in enumerate(zip(weights, states[1:]), 1))
+    weights = cast("OuroCore", core).exit_pdf(torch.stack(states[1:]))
+    logits = torch.zeros((), dtype=core.dtype, device=core.device)
+    for r, state in enumerate(states[1:], 1):
+        logits = logits + weights[..., r - 1, None] * core.read(state, rows.at_depth(r))
+    return logits
 
 
 def _run(core: LoopedCore, tokens: Tensor, rows: Chain, rule: ExitRule, depth: int, cache: DepthCache | None, seed: int,

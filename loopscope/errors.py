@@ -6,6 +6,7 @@ import difflib
 import sys
 import warnings
 from collections.abc import Iterable
+from types import FrameType
 
 
 class LoopscopeError(Exception):
@@ -57,7 +58,8 @@ _BETWEEN = {"loopscope", "decoders", "interventions", "probes", "figures", "torc
 
 def warn_caller(message: str, category: type[Warning]) -> None:
     """Warn at the line of the user's own code, whatever of ours lies in between: Python shows a warning once per line."""
-    level, frame = 2, sys._getframe(1)
+    level = 2
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
