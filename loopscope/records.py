@@ -61,12 +61,14 @@ class Result:
         return import_module("figures").draw(self.kind, self.frame, **options)
 
     def _repr_html_(self) -> str:
-        """The figure and the head of the table, for Jupyter; an empty table has no figure."""
+        """The figure and the head of the table, for Jupyter; an empty table has no figure, nor has every kind one."""
         import base64
         import io
 
         if self.frame.empty:
             return f"<p>{self.kind}: no rows</p>{self.frame.to_html(index=False)}"
+        if self.kind not in import_module("figures").kinds():
+            return f"<p>{self.kind}: {len(self.frame)} rows</p>{self.frame.head(20).to_html(index=False)}"
         figure = self.plot()
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=110, bbox_inches="tight")

@@ -33,3 +33,8 @@ def test_below_a_file_nothing_can_be_written(tmp_path):
 def test_an_empty_result_shows_its_columns():
     html = Result(FRAME.head(0))._repr_html_()
     assert "no rows" in html and "<th>value</th>" in html
+
+
+def test_a_result_without_a_figure_shows_its_table():
+    html = Result(FRAME)._repr_html_()
+    assert f"result: {len(FRAME)} rows" in html and "<th>value</th>" in html and "<img" not in html
