@@ -35,7 +35,7 @@ def test_the_wheel_holds_exactly_the_five_packages_and_their_data(wheel):
     in_tree = {p.relative_to(ROOT).as_posix() for package in PACKAGES for p in (ROOT / package).rglob("*.py")}
     assert modules == in_tree  # a subpackage missing from pyproject.toml would be missing here
     data = {Path(n) for n in names - modules}
-    folders = {("loopscope", "tiny"), ("loopscope", "support.json"), ("figures", "templates")}
+    folders = {("loopscope", "tiny"), ("loopscope", "support.json"), ("figures", "templates"), ("figures", "published")}
     assert all(p.suffix in DATA and p.parts[:2] in folders for p in data), sorted(map(str, data))
 
 
@@ -46,6 +46,7 @@ def test_the_wheel_holds_the_shipped_models_their_tokenizers_and_the_report_temp
         assert {f"{at}/{f}" for f in ("config.json", "model.safetensors", "tokenizer.json", "card.md")} <= set(sizes)
         assert sum(size for name, size in sizes.items() if name.startswith(at)) < 5_000_000
     assert "figures/templates/report.html.j2" in sizes and {"loopscope/tiny/code_prompts.json", "loopscope/support.json"} <= set(sizes)
+    assert {f"figures/published/{paper}.json" for paper in ("das", "wfd", "loopspec")} <= set(sizes)
     (licence,) = [n for n in sizes if n.endswith("LICENSE")]
     assert "Apache License" in zipfile.ZipFile(wheel).read(licence).decode()
     (entry,) = [n for n in sizes if n.endswith("entry_points.txt")]
