@@ -21,10 +21,14 @@ from decoders.reference import Reference
 from decoders.sampling import Greedy
 from loopscope.rows import Forest, ReadPolicy
 
+_ROUNDING = 1e-9  # logits that differ by more than this are chaotic
+
 
 @dataclass(frozen=True)
 class Redrafted:
-    """tokens: the first block's drafts. margins: of each, how far the best logit was from the next; 0 under sampling."""
+    """tokens: the first block's drafts. margins: of each, how far the best logit was from the next (sampled: not measured, infinite
+    unless the model is chaotic).
+    """
 
     tokens: list[int]
     margins: list[float]
@@ -48,7 +52,7 @@ def drafts_match(decoder: Decoder, generation: Generation, reference: Reference,
         return None
     for i, token in enumerate(made):
         if i >= len(again.tokens) or token != again.tokens[i]:
-            return i < len(again.tokens) and again.margins[i] < max(100 * reference.deviation, 1e-9)
+            return i < len(again.tokens) and again.margins[i] < max(100 * reference.deviation, _ROUNDING)
     return len(made) == len(again.tokens)
 
 
@@ -71,7 +75,7 @@ class _Block:
     """Rows behind the prompt: they read it at the policy's depths, and each other's current K/V."""
 
     def __init__(self, reference: Reference, policy: ReadPolicy) -> None:
-        self.session, self.policy = reference.session, policy
+        self.session, self.policy, self.deviation = reference.session, policy, reference.deviation
         self.core, self.cache, self.anchor = self.session.core, self.session.cache, self.session.prompt_length
         self.first = self.session.new_tokens[0]
 
@@ -94,7 +98,8 @@ class _Block:
         if type(self.session.chooser) is Greedy:
             return logits.argmax(-1).tolist(), (best[:, 0] - best[:, 1]).tolist()
         at = list(range(self.anchor + 1, self.anchor + 1 + n))
-        return self.session.chooser.guess(logits, at, at).tolist(), [0.0] * n
+        chosen = self.session.chooser.target(logits, at, [()] * n, at).tolist()  # under shared noise drafts choose as the target does
+        return chosen, [0.0 if self.deviation > _ROUNDING else float("inf")] * n
 
     def sequential(self, depth: int, size: int, eos) -> Redrafted:
         tokens, margins = [self.first], []

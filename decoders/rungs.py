@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
@@ -39,12 +38,8 @@ def random_records(numbers: Sequence[int], decoders: Sequence[Decoder | str] = K
     if workers == 1:
         yield from (case_records(number, decoders) for number in numbers)
         return
-    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin_worker) as pool:
-        try:
-            yield from pool.map(partial(case_records, decoders=tuple(decoders)), numbers, chunksize=_CHUNK)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    with get_context("spawn").Pool(workers, _begin_worker) as pool:  # leaving it early ends the processes at once
+        yield from pool.imap(partial(case_records, decoders=tuple(decoders)), numbers, chunksize=_CHUNK)
 
 
 def _begin_worker() -> None:
