@@ -226,6 +226,17 @@ def test_where_nothing_stops_it_is_the_full_pass(core):
     assert got.exit_depth.eq(3).all() and adaptive_forward(core, TOKENS, LatentDiff(1e-30)).depth == core.config.depth
 
 
+@pytest.mark.parametrize("start", ["zero", torch.randn(1, 9, 48, generator=torch.Generator().manual_seed(1), dtype=torch.float64)],
+                         ids=["zero", "given"])
+@torch.inference_mode()
+def test_start_states_are_those_of_the_full_pass(random_core, start):
+    core, never = random_core("huginn"), LatentDiff(1e-30)
+    close(adaptive_forward(core, TOKENS, never, start_state=start).logits, core(TOKENS, start_state=start))
+    one, other = core.make_cache(9), core.make_cache(9)
+    core(TOKENS[0], start_state=start, cache=one), core(TOKENS[0], start_state=start, cache=other)
+    close(adaptive_step(core, TOKENS[:1, :1], one, never, start_state=start).logits, core(TOKENS[:1, :1], start_state=start, cache=other))
+
+
 @torch.inference_mode()
 def test_a_cache_holds_all_loops_and_goes_on_where_it_was(core):
     rule = LatentDiff(0.05)
