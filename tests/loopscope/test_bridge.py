@@ -302,6 +302,19 @@ def test_a_filter_names_our_hooks_and_what_was_not_seen_is_said(hrm_text):
 
 
 @torch.no_grad()
+def test_what_was_recorded_does_not_change_when_the_model_goes_on_in_place(hrm_text):
+    bridge, tokens, inputs = hrm_text[0], torch.arange(5)[None], []
+
+    def spoil(module, args, kwargs, out):
+        inputs.append(args[0] if args else kwargs["hidden_states"])
+        inputs[-1].zero_()
+
+    bridge.original_model.model.H_module.register_forward_hook(spoil, with_kwargs=True)
+    _, run = from_bridge(bridge).run_with_cache(tokens)
+    assert len(inputs) == 2 and all(run["resid_pre", r, 0].count_nonzero() for r in (1, 2))
+
+
+@torch.no_grad()
 def test_hooks_that_disagree_about_the_depth_are_refused(hrm_text):
     bridge = hrm_text[0]
     bridged = from_bridge(bridge)

@@ -146,12 +146,10 @@ def test_parameters_of_published_configs_are_those_of_the_stacks_they_were_made_
         assert (c.n_core, c.inner_cycles, c.depth) == (16, 3, 2)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_no_parameter_is_given_memory(name, monkeypatch, inspect_config):
-    built = []
-    cls = family_class(PUBLISHED[name][1])
+def test_no_parameter_is_given_memory(monkeypatch, inspect_config):
+    built, cls = [], family_class("parcae")  # the smallest, for the day this fails
     monkeypatch.setattr("loopscope.inspecting.family_class", lambda family: lambda config: built.append(cls(config)) or built[-1])
-    inspect_config(PUBLISHED[name][0])
+    inspect_config(PUBLISHED["parcae-140m"][0])
     assert len(built) == 1 and all(t.is_meta for t in (*built[0].parameters(), *built[0].buffers()))
 
 
