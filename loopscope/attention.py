@@ -59,6 +59,23 @@ class Plan:
     mask: Tensor | None
     causal: bool = False  # no mask, but the rows are the whole sequence
     _windowed: tuple[int, Plan] | None = None
+    _home: tuple[Plan, torch.device] | None = None  # of a moved plan: which plan, and where to
+    _moved: tuple[Plan, dict[torch.device, Plan]] | None = None
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Plan:
+        """This plan with its masks and indices on the device of a block that lies elsewhere; made once per device."""
+        if self._home is not None:
+            return self._home[0].to(device)
+        if self._moved is None or self._moved[0] is not self:  # a copy does not own what its original moved
+            self._moved = self, {}
+        moved = self._moved[1]
+        if device not in moved:
+            other = moved[device] = copy(self)
+            other._home = self, device
+            for name, value in vars(self).items():
+                if isinstance(value, torch.Tensor):
+                    setattr(other, name, value.to(device))
+        return moved[device]
 
     def attend(self, cached: Pair | None, q: Tensor, k: Tensor, v: Tensor, pattern: PatternTap = None) -> Tensor:
         """q [batch, n, heads, d], k, v [batch, n, kv_heads, d] -> z [batch, n, heads, d]."""
@@ -74,6 +91,9 @@ class Plan:
         """
         if window is None:
             return self
+        if self._home is not None:
+            plan, device = self._home
+            return plan.windowed(window).to(device)
         if self._windowed is None or self._windowed[0] != window:
             self._windowed = window, self._narrowed(window)
         return self._windowed[1]
@@ -357,6 +377,9 @@ class MergedPlan(Plan):
 
     def rotary(self, table):
         return torch.cat([plan.rotary(table) for plan in self.plans])
+
+    def to(self, device, non_blocking=False):
+        return MergedPlan([plan.to(device) for plan in self.plans], self.counts)
 
     def windowed(self, window):
         return self if window is None else MergedPlan([plan.windowed(window) for plan in self.plans], self.counts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,6 +26,7 @@ class DepthCache:
     flight use the same buffers just beyond it, so committing advances `length` and copies nothing, and rejecting is not
     advancing it.
 
+    placement: devices of blocks by name (loopscope/models/placement.py), whose K/V lie there too; others on `device`.
     spare: further cells behind the last position, for branches that stand at a position already taken (rows.Tree).
 
     Depth r lies in slot (slots - r) mod slots. Descending order makes a wave (deepest row first, positions ascending) a
@@ -36,7 +37,8 @@ class DepthCache:
     """
 
     def __init__(self, config: LoopedConfig, capacity: int, depth: int, batch: int = 1, dtype: torch.dtype = torch.float32,
-                 device: torch.device | str = "cpu", slots: int | None = None, spare: int = 0) -> None:
+                 device: torch.device | str = "cpu", slots: int | None = None, spare: int = 0,
+                 placement: Mapping[str, torch.device] | None = None) -> None:
         if depth < 1:
             raise DepthError(f"a cache needs a depth of at least 1, got {depth}")
         if capacity > config.context:
@@ -52,13 +54,14 @@ class DepthCache:
         self.length = 0
         self.pads: tuple[int, ...] = ()  # per sequence: how many first columns hold no token (loopscope/padding.py)
 
-        def pair(slots: int) -> tuple[torch.Tensor, torch.Tensor]:
-            shape = (batch, slots, config.n_kv_heads, self.cells, config.d_head)
-            return (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
+        def pair(slots: int, block: str) -> tuple[torch.Tensor, torch.Tensor]:
+            shape, where = (batch, slots, config.n_kv_heads, self.cells, config.d_head), (placement or {}).get(block, self.device)
+            return (torch.zeros(shape, dtype=dtype, device=where), torch.zeros(shape, dtype=dtype, device=where))
 
-        self.prelude = [pair(1) for _ in range(config.n_prelude)]
-        self.core = [pair(self.slots) for _ in range(config.n_core * (1 + config.inner_cycles))]
-        self.coda = [pair(1) for _ in range(config.n_coda)]
+        stacks = ["blocks"] + ["low"] * config.inner_cycles
+        self.prelude = [pair(1, f"prelude.{i}") for i in range(config.n_prelude)]
+        self.core = [pair(self.slots, f"{stack}.{i}") for stack in stacks for i in range(config.n_core)]
+        self.coda = [pair(1, f"coda.{i}") for i in range(config.n_coda)]
         self._square: torch.Tensor | None = None
 
     def slot(self, depth: int) -> int:
@@ -106,9 +109,10 @@ class DepthCache:
         source = target.minimum(last.expand(self.batch, len(at))[:, None])  # [batch, classes, n]
         rows = torch.arange(self.batch, device=self.device)[:, None, None]
         for pair in self.core:
+            here, new, old, there = (t.to(pair[0].device) for t in (rows, self.slots - target, self.slots - source, at))
             for buffer in pair:
                 cells = buffer.transpose(2, 3)  # [batch, slots, capacity, kv_heads, d_head]
-                cells[rows, self.slots - target, at] = cells[rows, self.slots - source, at]
+                cells[here, new, there] = cells[here, old, there]
 
     def keys(self, layer: int, depth: int, length: int | None = None) -> torch.Tensor:
         """Core keys at one depth, a view [batch, kv_heads, length, d_head]; default: the materialised prefix."""

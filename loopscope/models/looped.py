@@ -49,6 +49,7 @@ class LoopedCore(TextMixin, nn.Module):
         self.tokenizer = None
         self.source: str | None = None
         self.revision: str | None = None  # the commit, of a model from the Hub
+        self.placement: dict[str, torch.device] | None = None  # device of each block, where they lie on several
 
         def blocks(n: int) -> nn.ModuleList:
             return nn.ModuleList(self.block_class(config, self.rotary) for _ in range(n))
@@ -276,7 +277,8 @@ class LoopedCore(TextMixin, nn.Module):
         (depth r uses the one of class r mod slots, which is approximate); None: as many as the model itself has. spare: cells
         for branches beyond the last position."""
         self._reach(min(capacity, self.config.context))
-        return DepthCache(self.config, capacity, self.trained_depth(depth), batch, self.dtype, self.device, slots, spare)
+        return DepthCache(self.config, capacity, self.trained_depth(depth), batch, self.dtype, self.device, slots, spare,
+                          self.placement)
 
     def check_depth(self, depth: int | None) -> int:
         """`depth`, or T. Raises DepthError below 1 or for anything that is not a whole number."""
