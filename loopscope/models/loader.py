@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def load(source: str | os.PathLike, device: str | torch.device | None = None, dtype: torch.dtype | None = None,
-         revision: str | None = None, hooked: bool = True) -> LoopedModel | LoopedCore:
+         revision: str | None = None, hooked: bool = True, device_map: str | Mapping[str, Any] | None = None,
+         max_memory: Mapping[int | str, int | str] | None = None) -> LoopedModel | LoopedCore:
     """Load a looped model.
 
     source: a shipped model's name ('tiny-huginn', 'tiny-ouro'), a folder with config.json and safetensors files under
@@ -23,9 +25,12 @@ def load(source: str | os.PathLike, device: str | torch.device | None = None, dt
     nothing else (docs/families.md lists the families). dtype: float32 unless given. revision: branch, tag or commit of a
     Hub id; model.core.revision is the commit that it was. hooked: wrap it in a LoopedModel with hooks at every depth;
     False gives the LoopedCore, which decodes without importing transformer-lens.
+    device_map: "auto" spreads the blocks, each with its K/V, over the GPUs there are (and what they cannot hold stays on
+    the CPU and runs there); or devices by block or part, {"prelude": 0, "blocks": 1, "coda": 1}. max_memory: bytes or "40GB"
+    by device, for "auto": leave room for K/V (`loopscope inspect` says how much a token takes).
     Raises UnknownModelError, CheckpointError; SettingError for a device, dtype or revision that cannot be.
     """
-    core = load_core(source, device, dtype, revision)
+    core = load_core(source, device, dtype, revision, device_map, max_memory)
     if not hooked:
         return core
     from loopscope.models.hooked import LoopedModel

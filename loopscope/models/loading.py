@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -66,16 +67,22 @@ def find_local(source: str | os.PathLike) -> Path | None:
 
 @torch.inference_mode(False)  # a model loaded inside inference mode must still be able to give gradients later
 def load_core(source: str | os.PathLike, device: str | torch.device | None = None,
-              dtype: torch.dtype | None = None, revision: str | None = None) -> LoopedCore:
+              dtype: torch.dtype | None = None, revision: str | None = None, device_map: str | Mapping[str, Any] | None = None,
+              max_memory: Mapping[int | str, int | str] | None = None) -> LoopedCore:
     """A LoopedCore in evaluation mode, with its tokenizer where the folder holds one. Default: float32, on the CPU.
 
-    Raises UnknownModelError or CheckpointError for the source, SettingError for a device or dtype that no model can have.
+    device_map, max_memory: see loopscope.models.placement.plan_placement. Raises UnknownModelError or CheckpointError for the
+    source, SettingError for a device or dtype that no model can have.
     """
     from loopscope.models.hub import commit_of
+    from loopscope.models.placement import device_of, dispatch, plan_placement
     from loopscope.models.special_tokens import settle
     from loopscope.text import load_tokenizer, read_text_files
 
-    device, dtype = usable_device("cpu" if device is None else device), torch.float32 if dtype is None else dtype
+    dtype = torch.float32 if dtype is None else dtype
+    main = None if device is None else usable_device(device)
+    if max_memory is not None and device_map is None:
+        raise SettingError("max_memory is for device_map='auto'; give both or neither")
     if dtype not in FLOATS:
         raise SettingError(f"dtype must be one of {', '.join(map(str, FLOATS))}; {dtype!r} was given")
     folder = find_checkpoint(source, revision)
@@ -85,7 +92,12 @@ def load_core(source: str | os.PathLike, device: str | torch.device | None = Non
     config = settle(config_from_dict(raw, stored.keys()), tokenizer, texts, str(source))
     with torch.device("meta"):
         core = family_class(config.family)(config)
-    _fill(core, stored, device, dtype)
+    if device_map is None:
+        _fill(core, stored, lambda name: main or torch.device("cpu"), dtype)
+    else:
+        placement, main = plan_placement(core, device_map, main, dtype, max_memory)
+        _fill(core, stored, lambda name: device_of(name, placement, main), dtype)
+        dispatch(core, placement, main)
     core.tokenizer, core.text_files = tokenizer, texts
     core.source, core.revision = str(source), commit_of(folder)
     return core.eval().requires_grad_(False)
@@ -102,7 +114,7 @@ def usable_device(device: str | int | torch.device) -> torch.device:
     return found
 
 
-def _fill(core: LoopedCore, stored: dict[str, Stored], device: torch.device, dtype: torch.dtype) -> None:
+def _fill(core: LoopedCore, stored: dict[str, Stored], where: Callable[[str], torch.device], dtype: torch.dtype) -> None:
     """Put tensors into a model built on the meta device: each parameter is made once, where it stays, and filled piece by piece."""
     names = core.official_names(core.config)
     check_tensors(core, stored)
@@ -110,7 +122,7 @@ def _fill(core: LoopedCore, stored: dict[str, Stored], device: torch.device, dty
     for ours, group in names.items():
         parts = [stored[theirs] for theirs in group]
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:]) if len(parts) > 1 else parts[0].shape
-        tensor, row = torch.empty(shape, device=device, dtype=dtype), 0
+        tensor, row = torch.empty(shape, device=where(ours), dtype=dtype), 0
         for part in parts:
             part.load_into(tensor.narrow(0, row, part.shape[0]) if len(parts) > 1 else tensor)
             row += part.shape[0] if len(parts) > 1 else 0
