@@ -33,6 +33,7 @@ MEASURES = {"accepted_per_verification": ("A, drafts accepted per verification",
             "calls_per_token": ("recurrence calls per token", "calls"),
             "call_speedup": ("times fewer recurrence calls than AR", "x"),
             "time_speedup": ("times faster than AR, decode seconds", "x")}
+_NEARLY = 0.9
 NO_CARRY = ("carry is off throughout: {family} does not inject its embedding at every recurrence, so a revised guess could not reach a "
             "carried state")
 
@@ -51,6 +52,13 @@ class FactorialResult(Result):
     def cells(self, resamples: int = 2000, seed: int = 0) -> pd.DataFrame:
         """One row per cell: each measure (MEASURES) with NAME_low and NAME_high, a 95 % bootstrap interval over prompts."""
         return cells(self.frame, resamples, seed)
+
+    @property
+    def full(self) -> list[str]:
+        """Decoders whose blocks are nearly all right (A at least 90 % of a block's length): there, no switch can show what it brings."""
+        longest = min(self.meta["capacity"], self.meta["initial_width"] + self.meta["growth"] * (self.meta["rounds"] - 1))
+        total = self.frame.groupby("decoder", sort=False)[["accepted", "verifications"]].sum()
+        return [label for label, r in total.iterrows() if r.accepted >= _NEARLY * longest * r.verifications]
 
     def effects(self, resamples: int = 2000, seed: int = 0) -> pd.DataFrame:
         """Columns measure, term, order, effect, low, high, n_prompts; low and high: a 95 % paired bootstrap interval over prompts.

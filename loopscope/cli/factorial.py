@@ -33,6 +33,9 @@ def run_factorial(model: str, *, task, count, texts, out, rounds, updates, capac
         part = effects[effects.measure == name]
         print(f"\nEffects on {MEASURES[name][0]}:")
         print_table(part.assign(effect=[_between(*row, sign="+") for row in zip(part.effect, part.low, part.high)])[["term", "effect"]])
+    if result.full:
+        print(f"\n{len(result.full)} of {len(cells)} cells accept nearly every guess of a block: effects are smaller than they would be "
+              "with room for more; try fewer --rounds with a larger --initial-width")
     wrong = int(result.frame.token_mismatches.sum())
     print(f"\ntokens equal to AR's in every cell: {'yes' if not wrong else f'no, {wrong} differ'}")
     save([result], out, model=core.source, prompts=prompts, seed=seed)

@@ -124,6 +124,17 @@ def test_saved_and_loaded(small, tmp_path):
     assert again.meta["rounds"] == 4 and again.meta["bonus"] is False
 
 
+def test_cells_without_room_for_more_are_named(random_core):
+    core = random_core("huginn", gain=0.0, depth=4, n_core=1)  # every guess is right
+    result = factorial(core, PROMPTS[:1], rounds=3, updates=1, initial_width=1, max_new_tokens=23)
+    assert len(result.full) == 8
+    table = made_up(lambda c, k, v: 9.0 if c else 2.0)  # A is 8 with carry, else 1
+    block = {"capacity": 32, "initial_width": 2, "growth": 1}
+    assert FactorialResult(table, block | {"rounds": 12}).full == []  # 13 guesses
+    assert set(FactorialResult(table, block | {"rounds": 7}).full) == {f"True{k}{v}" for k in (True, False) for v in (True, False)}
+    assert FactorialResult(table, block | {"rounds": 12, "capacity": 8}).full != []
+
+
 def test_a_bonus_token_adds_to_what_a_right_block_commits(random_core):
     core = random_core("huginn", gain=0.0, depth=4, n_core=1)  # every guess is right
     ar = Autoregressive().generate(core, PROMPTS[0], max_new_tokens=22).tokens
