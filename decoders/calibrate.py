@@ -2,20 +2,22 @@
 
 u(n) is the time of one recurrence on n rows behind a prefix of typical length, for rows of one depth (chain) and rows
 of different depths (wave); prelude and readout likewise (docs/algorithms.md, section 4). Cells are measured round by
-round, so that a machine that slows down for a while slows all of them alike, and their medians are used.
+round, so that a machine that slows down for a while slows all of them alike, and their medians are used. What decoding costs between
+the calls is timed on a few short decodes (decoders/host.py) and kept in the same table, as part "host".
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from decoders.host import FEATURES, fit_host, readout_rows, shape_of, time_decodes
 from loopscope.errors import SettingError
 from loopscope.records import Result
 from loopscope.rows import At, Chain, Wave
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 ROWS = (1, 2, 4, 8, 16, 32)
 _TRIES = 6
+_HOST_TOKENS = 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +65,25 @@ class Calibration(Result):
             slope = max(slope, 0.0)  # noise must not make many rows free
         return medians[i] + slope * (rows - high)
 
+    def host(self, ticks: float, rows: float, readouts: float, preludes: float) -> float:
+        """Seconds that a decode of so many calls takes between them; 0 in a table that was not timed for it."""
+        return sum(n * self._host.get(name, 0.0) for name, n in zip(FEATURES, (ticks, rows, readouts, preludes)))
+
+    @cached_property
+    def _host(self) -> dict[str, float]:
+        return {shape: values[1][0] for (part, shape), values in self._medians.items() if part == "host"}
+
+    def cost(self, widths: Mapping[int, float], readouts: float, preludes: float, decoder: str) -> float:
+        """Seconds of a decode: block calls by their number of rows, readouts and preludes, host time included.
+
+        decoder: its label, which says what shape its calls have and about how many rows it reads at once.
+        """
+        shape, calls, rows = shape_of(decoder), sum(widths.values()), sum(n * w for w, n in widths.items())
+        recur = sum(n * self.seconds("recur", w, shape if w > 1 else "chain") for w, n in widths.items())
+        at = readout_rows(decoder, rows / calls if calls else 1.0)
+        return recur + readouts * self.seconds("readout", at, "at" if at > 1 else "chain") + preludes * self.seconds("prelude", 1) \
+            + self.host(calls, rows, readouts, preludes)
+
     def spread(self, part: str, rows: int, shape: str = "chain") -> tuple[float, float]:
         """First and third quartile of the seconds measured for one cell."""
         cell = self.frame.query("part == @part and rows == @rows and shape == @shape")["seconds"]
@@ -70,10 +92,12 @@ class Calibration(Result):
 
 @torch.inference_mode()
 def calibrate(model, *, prefix_length: int = 128, rows: Sequence[int] = ROWS, repeats: int = 50, seconds: float = 20.0,
-              seed: int = 0, model_name: str | None = None, progress: Callable[[int, int], None] | None = None) -> Calibration:
+              seed: int = 0, model_name: str | None = None, host: bool = True,
+              progress: Callable[[int, int], None] | None = None) -> Calibration:
     """Time one recurrence, prelude and readout on `rows` rows behind a prefix of `prefix_length` positions.
 
     model: LoopedModel or LoopedCore. A wave has one lane per depth at most, so wider waves than T are not measured.
+    host: also time a few short decodes, for what they cost between the calls.
     The sweep stops after `repeats` rounds, or after `seconds` once every cell has been measured three times.
     progress: called with (rounds done, rounds planned). Raises SettingError for row counts below 1.
     """
@@ -104,7 +128,14 @@ def calibrate(model, *, prefix_length: int = 128, rows: Sequence[int] = ROWS, re
             gc.enable()
     frame = pd.DataFrame(observations, columns=list(Calibration.columns[1:]))
     frame.insert(0, "model", model_name or core.source or core.family)
-    return Calibration(frame, _facts(core, prefix_length))
+    swept = Calibration(frame, _facts(core, prefix_length))
+    if not host:
+        return swept
+    short = min(_HOST_TOKENS, core.config.context - prefix_length)
+    fitted = fit_host(time_decodes(core, prefix_length, short, seed=seed), swept) if short > 1 else dict.fromkeys(FEATURES, 0.0)
+    rest = pd.DataFrame([(frame["model"][0], "host", name, 1, prefix_length, value, 0) for name, value in fitted.items()],
+                        columns=frame.columns)
+    return Calibration(pd.concat([frame, rest], ignore_index=True), swept.meta)
 
 
 def _cells(core: LoopedCore, prefix: int, rows: Sequence[int], seed: int) -> dict[tuple[str, str, int], Callable[[], Any]]:
@@ -126,10 +157,9 @@ def _cells(core: LoopedCore, prefix: int, rows: Sequence[int], seed: int) -> dic
         if 1 < n <= depth:
             wave = Wave(prefix, tuple(range(n, 0, -1)))
             cells["recur", "wave", n] = lambda n=n, wave=wave: core.recur(state[:, :n], x[:, :n], wave, cache)
-    if width >= 2:
-        pair = At((prefix, prefix + width - 1), depth)  # a wave's readout: the verify row in front, the draft row behind
-        ends = state[:, [0, -1]]
-        cells["readout", "at", 2] = lambda: core.read(ends, pair, cache)[0].max(-1)
+        if n > 1:  # a wave's readout: the verify row in front, draft rows behind
+            at = At(tuple(prefix + i for i in range(n)), depth)
+            cells["readout", "at", n] = lambda n=n, at=at: core.read(state[:, :n], at, cache)[0].max(-1)
     if ("recur", "wave", 2) in cells:
         cells["recur", "wave", 1] = cells["recur", "chain", 1]
     return cells

@@ -3,26 +3,31 @@
     plan = rank({"depth_lens": lens, "prefix_channels": channels}, calibrate(model))
     plan.best.generate(model, prompt)
 
-It is a first plan: agreements are averages, so drafts are taken to fail independently of each other, and the costs of
-the host between calls are left out. The benchmark says how far off it was; the report shows both side by side.
+With a replay of some text (decoders/replay.py) the calls, rows and accepts of every decoder that reads aligned are exact there, and
+priced call by call. The others are predicted from agreements, which are averages: their drafts are taken to fail independently of each
+other. The benchmark says how far off the plan was; the report shows both side by side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from decoders.autoregressive import Autoregressive
 from decoders.decoder import Decoder
+from decoders.loopspec import LoopSpec
 from decoders.named import decoder as by_label
 from decoders.predict import Prediction, predict, schedules
+from decoders.prompt_lookup import PromptLookup
+from decoders.wavefront import Wavefront
 from loopscope.errors import SettingError
 from loopscope.records import Result
 
 if TYPE_CHECKING:
     from decoders.bench import BenchResult
     from decoders.calibrate import Calibration
+    from probes.replay import ReplayResult
 
 LABEL = "first plan"
 _RESAMPLES = 200
@@ -132,13 +137,16 @@ class Plan(Result):
         rows = [(self.meta["model"], self.meta["task"], r.decoder, "measured", r.calls_per_token, r.seconds_per_token,
                  r.call_speedup, *(getattr(r, HEADLINE + end) for end in ("", "_low", "_high")), r.accepted_per_run, r.seconds_per_call)
                 for r in summary.itertuples()]
-        measured = pd.DataFrame(rows, columns=list(self.frame.columns))
+        measured = pd.DataFrame(rows, columns=[*Plan.columns, "accepted_per_run", "seconds_per_call"])
         return Plan(pd.concat([self.frame, measured], ignore_index=True), self.meta)
 
 
-def rank(findings: Mapping[str, Any] | Findings, calibration: Calibration, *, depth: int | None = None, injects: bool | None = None,
-         task: str | None = None, start: str | None = None, decoders: Sequence[Decoder] | None = None, seed: int = 0) -> Plan:
+def rank(findings: Mapping[str, Any] | Findings, calibration: Calibration, *, replay: ReplayResult | None = None,
+         depth: int | None = None, injects: bool | None = None, task: str | None = None, start: str | None = None,
+         decoders: Sequence[Decoder] | None = None, seed: int = 0) -> Plan:
     """Rank schedules by predicted seconds per committed token.
+
+    replay: text at every depth (decoders.replay.replay); decoders it covers are predicted from it, prompt by prompt.
 
     findings: the tables "depth_lens" and "prefix_channels" (results or frames; the second may be missing), of which
     `task` and `start` choose rows. calibration: what calls cost on this machine. depth and injects: the model's T and
@@ -154,15 +162,18 @@ def rank(findings: Mapping[str, Any] | Findings, calibration: Calibration, *, de
     found = findings if isinstance(findings, Findings) else Findings(findings, task=task, start=start)
     compared = {d.label: d for d in (decoders or schedules(depth))}
     compared.setdefault("AR", Autoregressive())
-    predicted = {label: p for label, d in compared.items() if (p := predict(d, found.agreement, calibration, depth, injects))}
+    played = _played(replay, compared.values(), calibration)
+    predicted = {label: p for label, d in compared.items() if (p := played[label].mean() if label in played else _from_agreements(
+        d, found, calibration, depth, injects))}
     order = sorted(predicted, key=lambda label: predicted[label].seconds_per_token)
     ar = predicted["AR"]
     model = calibration.frame["model"].iloc[0] if len(calibration.frame) else ""
-    intervals = _intervals([compared[label] for label in order], found, calibration, depth, injects, seed)
+    intervals = _intervals([compared[label] for label in order], found, calibration, depth, injects, seed, played)
     rows = [(model, task or "", label, "predicted", p.calls_per_token, p.seconds_per_token, ar.calls_per_token / p.calls_per_token,
-             ar.seconds_per_token / p.seconds_per_token, *intervals[label], p.accepted, p.seconds_per_call)
+             ar.seconds_per_token / p.seconds_per_token, *intervals[label], p.accepted, p.seconds_per_call,
+             played[label].exact if label in played else False)
             for label in order for p in [predicted[label]]]
-    frame = pd.DataFrame(rows, columns=[*Plan.columns, "accepted_per_run", "seconds_per_call"])
+    frame = pd.DataFrame(rows, columns=[*Plan.columns, "accepted_per_run", "seconds_per_call", "exact_calls"])
     best_of_kind: dict[type, str] = {}
     for label in order:
         best_of_kind.setdefault(type(compared[label]), label)
@@ -172,21 +183,67 @@ def rank(findings: Mapping[str, Any] | Findings, calibration: Calibration, *, de
                         "rivals": rivals, "evidence": _evidence(compared[kinds[0]], rivals, predicted, found, depth)})
 
 
-def _intervals(decoders: Sequence[Decoder], found: Findings, calibration: Calibration, depth: int, injects: bool,
-               seed: int) -> dict[str, tuple[float, float]]:
+@dataclass(frozen=True)
+class _Played:
+    """What one decoder does on the replayed prompts, an entry for each: block calls, seconds, tokens, accepted drafts, runs."""
+
+    calls: list[float]
+    seconds: list[float]
+    tokens: list[float]
+    accepted: list[float]
+    runs: list[float]
+    exact: bool
+
+    def mean(self, drawn: Sequence[int] | None = None) -> Prediction:
+        """Over all prompts, or those drawn."""
+        at = range(len(self.tokens)) if drawn is None else drawn
+        calls, seconds, tokens, accepted, runs = (sum(x[i] for i in at) for x in (self.calls, self.seconds, self.tokens, self.accepted,
+                                                                                 self.runs))
+        return Prediction(calls / tokens, seconds / tokens, accepted / runs if runs else 0.0)
+
+
+def _played(replay: ReplayResult | None, decoders: Iterable[Decoder], calibration: Calibration) -> dict[str, _Played]:
+    """Outcome of every decoder that the replay covers, by label; prompts that end with their first token have nothing to decode."""
+    from decoders.replay import replayed
+
+    texts = [] if replay is None else [text for text in replay.prompts() if text.lanes]
+    out: dict[str, _Played] = {}
+    for decoder in decoders if texts else ():
+        if isinstance(decoder, LoopSpec):
+            continue  # a tree's calls have no price in the sweep yet
+        outcomes = [replayed(text, decoder) for text in texts]
+        if all(o is not None for o in outcomes):
+            cost = [calibration.cost(o.widths, o.readout, o.prelude, decoder.label) for o in outcomes]
+            out[decoder.label] = _Played([o.recur for o in outcomes], cost, [text.lanes for text in texts], [o.accepted for o in outcomes],
+                                         [len(o.runs) for o in outcomes], all(o.exact for o in outcomes))
+    return out
+
+
+def _from_agreements(decoder: Decoder, found: Findings, calibration: Calibration, depth: int, injects: bool) -> Prediction | None:
+    """By formula; None for what only a replay could predict."""
+    if isinstance(decoder, (LoopSpec, PromptLookup)) or (isinstance(decoder, Wavefront) and decoder.redraft is not None):
+        return None
+    return predict(decoder, found.agreement, calibration, depth, injects)
+
+
+def _intervals(decoders: Sequence[Decoder], found: Findings, calibration: Calibration, depth: int, injects: bool, seed: int,
+               played: Mapping[str, _Played]) -> dict[str, tuple[float, float]]:
     """95 % percentile intervals of the predicted speedup over resampled prompts; nan with fewer than two prompts."""
     import numpy as np
 
-    prompts = found.prompts
-    if len(prompts) < 2:
-        return dict.fromkeys((d.label for d in decoders), (float("nan"), float("nan")))
+    prompts, texts = found.prompts, len(played["AR"].tokens) if "AR" in played else 0
     draw = np.random.default_rng(seed)
-    ar = predict(Autoregressive(), found.agreement, calibration, depth, injects).seconds_per_token
+    formula = predict(Autoregressive(), found.agreement, calibration, depth, injects).seconds_per_token
     speedups: dict[str, list[float]] = {d.label: [] for d in decoders}
     for _ in range(_RESAMPLES):
-        again = found.resampled(draw.choice(prompts, len(prompts)).tolist())
+        again = found.resampled(draw.choice(prompts, len(prompts)).tolist()) if len(prompts) > 1 else None
+        picked = draw.choice(texts, texts).tolist() if texts > 1 else None
+        ar = played["AR"].mean(picked).seconds_per_token if "AR" in played else formula
         for d in decoders:
-            p = predict(d, again.agreement, calibration, depth, injects)
+            if d.label in played:
+                p = played[d.label].mean(picked) if picked else None
+            else:
+                p = again and _from_agreements(d, again, calibration, depth, injects)
             if p is not None:
                 speedups[d.label].append(ar / p.seconds_per_token)
     return {label: tuple(np.percentile(s, (2.5, 97.5)).tolist()) if s else (float("nan"),) * 2 for label, s in speedups.items()}

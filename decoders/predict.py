@@ -119,20 +119,20 @@ def predict(decoder: Decoder, agreement: Agreement, calibration: Calibration, de
 
     injects: whether the embedding enters every recurrence, which is what lets DAS-Wave carry its states beyond T.
     """
-    u = calibration.seconds
+    u, host = calibration.seconds, calibration.host
     p, c = u("prelude", 1), u("readout", 1)
-    if isinstance(decoder, Autoregressive):
-        return Prediction(depth, depth * u("recur", 1) + p + c, 0.0)
+    if isinstance(decoder, Autoregressive) and decoder.lossless:
+        return Prediction(depth, depth * u("recur", 1) + p + c + host(depth, depth, 1, 1), 0.0)
     if isinstance(decoder, DraftThenVerify):
-        return _draft_then_verify(decoder, agreement, u, depth, p, c)
-    if isinstance(decoder, Wavefront):
-        return _wavefront(decoder, agreement, u, depth, p, c)
+        return _draft_then_verify(decoder, agreement, u, host, depth, p, c)
+    if isinstance(decoder, Wavefront) and decoder.lossless and decoder.redraft is None:
+        return _wavefront(decoder, agreement, u, host, depth, p, c)
     if isinstance(decoder, DASWave):
-        return _das_wave(decoder, agreement, u, depth, p, c, injects)
-    raise SettingError(f"no cost formula for {decoder.label}")
+        return _das_wave(decoder, agreement, u, host, depth, p, c, injects)
+    raise SettingError(f"no formula predicts {decoder.label} from agreements; decoders that read aligned are predicted by a replay")
 
 
-def _draft_then_verify(decoder, agreement, u, depth, p, c) -> Prediction | None:
+def _draft_then_verify(decoder, agreement, u, host, depth, p, c) -> Prediction | None:
     d, block = decoder.draft_depth, decoder.block
     rates = [agreement(decoder.read, d, lag) for lag in range(1, block + 1)]
     if any(rate is None for rate in rates):
@@ -142,14 +142,16 @@ def _draft_then_verify(decoder, agreement, u, depth, p, c) -> Prediction | None:
     if decoder.read == "aligned":  # every row's first d recurrences are reused; the last row drafts nothing
         calls = (block + 1) * d + depth - d
         recur = (block + 1) * d * u("recur", 1) + (depth - d) * u("recur", block + 1)
+        rows = (block + 1) * depth
     else:  # drafted states are not the target's: verification starts afresh
         calls = block * d + depth
         recur = block * d * u("recur", 1) + depth * u("recur", block + 1)
-    seconds = recur + (block + 1) * p + block * c + u("readout", block + 1)
+        rows = block * d + (block + 1) * depth
+    seconds = recur + (block + 1) * p + block * c + u("readout", block + 1) + host(calls, rows, block + 1, block + 1)
     return Prediction(calls / committed, seconds / committed, accepted)
 
 
-def _wavefront(decoder, agreement, u, depth, p, c) -> Prediction | None:
+def _wavefront(decoder, agreement, u, host, depth, p, c) -> Prediction | None:
     d = decoder.draft_depth
     lag = math.ceil(depth / d)  # how far behind the newest verified token a full wave drafts
     alpha = agreement("aligned", d, lag) if d < depth else 0.0
@@ -160,10 +162,12 @@ def _wavefront(decoder, agreement, u, depth, p, c) -> Prediction | None:
     spawned = ticks / d  # one prelude and one draft readout every d ticks, and one verify readout per token
     together = tokens if depth % d == 0 else 0.0
     readout = together * u("readout", 2, "at") + (spawned - together + tokens - together) * c
-    return Prediction(ticks / tokens, (recur + spawned * p + readout) / tokens, alpha / (1 - alpha) if alpha < 1 else math.inf)
+    rows = sum(n * width for width, n in enumerate(widths, start=1))
+    between = host(ticks, rows, spawned + tokens - together, spawned)
+    return Prediction(ticks / tokens, (recur + spawned * p + readout + between) / tokens, alpha / (1 - alpha) if alpha < 1 else math.inf)
 
 
-def _das_wave(decoder, agreement, u, depth, p, c, injects) -> Prediction | None:
+def _das_wave(decoder, agreement, u, host, depth, p, c, injects) -> Prediction | None:
     law = error_law(agreement, decoder.read, depth)
     if law is None:
         return None
@@ -176,7 +180,8 @@ def _das_wave(decoder, agreement, u, depth, p, c, injects) -> Prediction | None:
     calls = rounds * k + depth
     recur = sum(k * u("recur", w) for w in widths) + depth * u("recur", proposals + 1)
     ends = sum(u("prelude", w) + u("readout", w) for w in [*widths, proposals + 1])
-    return Prediction(calls / committed, (recur + ends) / committed, accepted)
+    rows = k * sum(widths) + depth * (proposals + 1)
+    return Prediction(calls / committed, (recur + ends + host(calls, rows, rounds + 1, rounds + 1)) / committed, accepted)
 
 
 def error_law(agreement: Agreement, policy: str, depth: int) -> ErrorLaw | None:
@@ -190,6 +195,8 @@ def schedules(depth: int) -> Iterator[Decoder]:
     yield Autoregressive()
     for d in (d for d in (1, 2, 4, 8) if d < depth):
         yield Wavefront(d)
+        for again in (n for n in (1, 2, 4) if d + n < depth):
+            yield Wavefront(d, redraft=again)
         for block in (2, 4, 8, 16):
             yield DraftThenVerify(d, block)
             yield DraftThenVerify(d, block, read="deep_kv")

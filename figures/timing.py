@@ -13,6 +13,7 @@ def draw(frame, *, model=None):
     """A panel per part of the model; lines by row shape, medians over repeats, a band over their middle half."""
     style.check(frame, ("model", "part", "shape", "rows", "prefix_length", "seconds"), "timing")
     frame, model = style.choose(frame, "model", model, "timing")
+    frame = frame[frame["part"] != "host"]  # fitted on whole decodes, not timed call by call
     parts = [p for p in PARTS if p in set(frame["part"])] + sorted(set(frame["part"]) - set(PARTS))
     lengths = sorted(frame["prefix_length"].unique())
     fig = style.figure(3.7 * len(parts) + 0.6, 4.0)

@@ -162,7 +162,7 @@ def _margin(core: LoopedCore, tokens: list[int]) -> tuple[float, float]:
 def _timings(core: LoopedCore) -> list[dict[str, Any]]:
     from decoders.calibrate import calibrate
 
-    table = calibrate(core, prefix_length=64, repeats=20).frame
+    table = calibrate(core, prefix_length=64, repeats=20, host=False).frame
     median = table.groupby(["part", "shape", "rows"])["seconds"].median()
     return [{"part": part, "shape": shape, "rows": int(rows), "seconds": float(s)} for (part, shape, rows), s in median.items()]
 

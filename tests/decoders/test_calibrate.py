@@ -12,8 +12,9 @@ def test_the_sweep_measures_every_part_at_every_row_count(random_core, family, t
     assert {("recur", "chain", n) for n in (1, 2, 4, 16)} <= cells
     assert {("recur", "wave", n) for n in (1, 2, 4)} <= cells and ("recur", "wave", 16) not in cells  # T = 8
     assert {("prelude", "chain", 1), ("readout", "chain", 16), ("readout", "at", 2)} <= cells
-    assert (result.frame.groupby(["part", "shape", "rows"]).size() == 3).all()
-    assert (result.frame.seconds > 0).all()
+    swept, host = result.frame[result.frame.part != "host"], result.frame[result.frame.part == "host"]
+    assert (swept.groupby(["part", "shape", "rows"]).size() == 3).all() and (swept.seconds > 0).all()
+    assert sorted(host["shape"]) == ["prelude", "readout", "row", "tick"] and (host.seconds >= 0).all() and host.seconds.sum() > 0
     assert result.meta["depth"] == 8 and result.meta["injects"] == (family == "huginn")
     result.save(tmp_path)
     assert Calibration.load(tmp_path).seconds("recur", 4) == result.seconds("recur", 4)
@@ -40,5 +41,28 @@ def test_an_unmeasured_shape_is_read_as_a_chain_and_an_unknown_part_is_refused(t
 
 
 def test_a_short_context_shortens_the_prefix(random_core):
-    result = calibrate(random_core("ouro", context=30), prefix_length=500, rows=(1, 2, 8), repeats=1)
+    result = calibrate(random_core("ouro", context=30), prefix_length=500, rows=(1, 2, 8), repeats=1, host=False)
     assert result.frame.prefix_length.unique().tolist() == [22]
+
+
+def test_what_the_calls_leave_unexplained_is_laid_on_ticks_rows_readouts_and_preludes(random_core, timing):
+    """Decodes whose seconds are made up from known host costs give those costs back."""
+    from dataclasses import replace
+
+    from decoders import Autoregressive, DASWave, DraftThenVerify, Wavefront
+    from decoders.generation import Seconds
+    from decoders.host import fit_host
+
+    core, swept = random_core("huginn", depth=6), timing(recur=2.0, prelude=1.0, readout=3.0, per_row=0.5)
+    true = {"tick": 0.7, "row": 0.2, "readout": 0.9, "prelude": 0.4}
+    made = []
+    for d in (Autoregressive(), Wavefront(1), Wavefront(2, redraft=1), DraftThenVerify(1, 4), DASWave(3, 1)):
+        g = d.generate(core, [1, 2, 3], 20)
+        counted = (g.calls.recur, g.rows, g.calls.readout, g.calls.prelude)
+        widths = {}
+        for tick in {e.tick for e in g.trace if e.event == "run"}:
+            n = sum(e.tick == tick for e in g.trace if e.event == "run")
+            widths[n] = widths.get(n, 0) + 1
+        seconds = swept.cost(widths, g.calls.readout, g.calls.prelude, g.decoder) + sum(a * b for a, b in zip(counted, true.values()))
+        made.append(replace(g, seconds=Seconds(0.0, seconds)))
+    assert fit_host(made, swept) == pytest.approx(true, rel=1e-6)

@@ -1,0 +1,76 @@
+"""What decoding costs between the calls: the loop, its bookkeeping, the slicing and joining of states, the choice of tokens.
+
+A sweep of single calls (decoders/calibrate.py) does not see it, and on small models it is a good part of a tick. Here a few short
+decodes are timed whole; what is left after the calls they made, at the sweep's prices, is laid on ticks, rows, readouts and preludes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import torch
+
+from decoders.autoregressive import Autoregressive
+from decoders.das_wave import DASWave
+from decoders.decoder import Decoder
+from decoders.draft_then_verify import DraftThenVerify
+from decoders.generation import Generation
+from decoders.wavefront import Wavefront
+
+if TYPE_CHECKING:
+    from decoders.calibrate import Calibration
+    from loopscope.models.looped import LoopedCore
+
+FEATURES = ("tick", "row", "readout", "prelude")  # of each, seconds of host time per one
+
+
+def time_decodes(core: LoopedCore, prefix_length: int, new_tokens: int = 24, repeats: int = 3, seed: int = 0) -> list[Generation]:
+    """The fastest of `repeats` decodes of random tokens by each of a few decoders, orders alternated."""
+    draw = torch.Generator().manual_seed(seed)
+    prompt = torch.randint(0, core.config.vocab_size, (prefix_length,), generator=draw).tolist()
+    depth = core.config.depth
+    decoders: list[Decoder] = [Autoregressive()]
+    if depth > 1:
+        decoders += [Wavefront(1), Wavefront(1, redraft=1), DraftThenVerify(1, 8), DraftThenVerify(1, 4, "deep_kv"), DASWave(6, 1)]
+    best: dict[str, Generation] = {}
+    for turn in range(repeats + 1):  # the first pays for set-up
+        for i in range(len(decoders)):
+            decoder = decoders[(i + turn) % len(decoders)]
+            got = decoder.generate(core, prompt, new_tokens, seed=seed)
+            if turn and (decoder.label not in best or got.seconds.decode < best[decoder.label].seconds.decode):
+                best[decoder.label] = got
+    return list(best.values())
+
+
+def shape_of(decoder: str) -> str:
+    """The shape of the calls that a decoder, by its label, makes on several rows at once."""
+    return "wave" if decoder.startswith(("WFD", "LoopSpec")) else "chain"
+
+
+def readout_rows(decoder: str, mean_width: float) -> float:
+    """About how many rows one of its readouts has, where that is not one: a re-drafting wave reads its lanes again and again."""
+    again = re.search(r" re=([0-9]+)", decoder)
+    if again:
+        return max(1.0, mean_width / int(again[1]))
+    return 2.0 if decoder.startswith("WFD") and mean_width > 1.5 else mean_width if decoder.startswith("DAS") else 1.0
+
+
+def fit_host(generations: list[Generation], swept: Calibration) -> dict[str, float]:
+    """Seconds of host time per tick, row, readout and prelude: non-negative least squares of what the calls leave unexplained.
+
+    swept: the sweep, without host time. Every decode counts by its relative error, so that a long one does not decide alone.
+    """
+    import numpy as np
+    from scipy.optimize import nnls
+
+    left, counted, weight = [], [], []
+    for g in generations:
+        widths = Counter(Counter(e.tick for e in g.trace if e.event == "run").values())
+        left.append(g.seconds.decode - swept.cost(widths, g.calls.readout, g.calls.prelude, g.decoder))
+        counted.append([g.calls.recur, g.rows, g.calls.readout, g.calls.prelude])
+        weight.append(1 / g.seconds.decode)
+    w = np.array(weight)
+    fitted, _ = nnls(np.array(counted, dtype=float) * w[:, None], np.maximum(left, 0) * w)
+    return dict(zip(FEATURES, fitted.tolist()))
