@@ -25,7 +25,7 @@ class Stream(Iterator[str]):
     Text that could still turn into a stop string or a longer character is held back until it is decided. Stop iterating
     whenever you like: `tokens` are the committed new tokens, `cache` holds the K/V of all committed positions but the newest
     (`cache.length` = prompt + tokens - 1) and can be continued from, and `result()` is the Generation so far. Iterating on resumes.
-    Hooks act only while a piece is being made.
+    Hooks act only while a piece is being made. An error or Ctrl-C inside a piece ends the stream, and all this still holds.
     """
 
     def __init__(self, decoder: Any, session: Session, steps: Steps, fwd_hooks: Hooks = (), hook_drafts: bool = False) -> None:
@@ -49,6 +49,11 @@ class Stream(Iterator[str]):
     def cache(self) -> DepthCache:
         return self._session.cache
 
+    @property
+    def finished(self) -> bool:
+        """Whether the text has ended by itself: at its limit, an EOS or a stop string."""
+        return self._session.finished
+
     def result(self) -> Generation:
         """What has been committed so far. Raises SettingError before the first piece."""
         if not self.tokens:
@@ -70,6 +75,8 @@ class Stream(Iterator[str]):
                 self._advance = None
             except BaseException:
                 self._advance = None
+                if session.new_tokens:  # broken off between a token and its K/V: both are there, so let them agree
+                    session.cache.commit(len(session.tokens) - 1)
                 raise
             finally:
                 session.tap = None
