@@ -98,3 +98,21 @@ def test_measurements_stand_beside_predictions(timing, random_core):
     assert measured.calls_per_token["AR"] == 16
     rows = result.frame[result.frame.decoder == plan.best.label]
     assert measured.calls_per_token[plan.best.label] == pytest.approx(rows.recur_calls.sum() / (rows.tokens - 1).sum())
+
+
+def test_with_a_replay_the_plan_says_the_calls_that_the_decoders_then_make(random_core, timing):
+    from decoders import Autoregressive, DraftThenVerify
+    from decoders.replay import replay
+
+    core = random_core("huginn", gain=0.3, depth=6)
+    prompts, tried = [[1, 2, 3], [4, 5, 6, 7]], [Autoregressive(), Wavefront(1), Wavefront(1, redraft=1), DraftThenVerify(2, 4)]
+    table = replay(core, prompts, 24, progress=False)
+    plan = rank({"prefix_channels": channels(EARLY)}, timing(per_row=0.05), replay=table, depth=6, decoders=tried)
+    said = plan.frame.set_index("decoder")
+    for decoder in tried:
+        made = [decoder.generate(core, prompt, 24) for prompt in prompts]
+        counted = sum(g.calls.recur for g in made) / sum(len(g.tokens) - 1 for g in made)
+        assert said.calls_per_token[decoder.label] == pytest.approx(counted, abs=1e-12) and said.exact_calls[decoder.label]
+    assert said.loc["AR", ["time_speedup", "low", "high"]].tolist() == [1.0, 1.0, 1.0]
+    for label in ("WFD d=1", "WFD d=1 re=1"):
+        assert said.low[label] <= said.time_speedup[label] <= said.high[label]
