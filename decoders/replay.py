@@ -171,7 +171,8 @@ def _settled(text: Pass, own: Text, depths: Sequence[int],
         for j, others in enumerate(flight):
             ancestors[j, [column[other] for other in others]] = True
         verified = [min((lane for lane, _ in others), default=i) for (i, _), others in zip(rows, flight)]
-        token, weight = (part.cpu().view(lanes, len(depths)) for part in text.read(*zip(*rows), verified, ancestors))
+        made = text.read([i for i, _ in rows], [d for _, d in rows], verified, ancestors)
+        token, weight = (part.cpu().view(lanes, len(depths)) for part in made)
         histories = _gated(token, weight, gate)
 
 

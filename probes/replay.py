@@ -115,7 +115,7 @@ def replay_table(model: Any, prompts: Iterable[Any], continuations: Sequence[Seq
         raise SettingError(f"there is nothing to replay on this {core.family} model: {core.why_not_lossless}")
     depth, prefix = core.check_depth(depth), core.check_prefix(prefix)
     ids = read_prompts(core, prompts, 1, "a replay")
-    limits = list(limit) if isinstance(limit, Sequence) else [limit] * len(ids)
+    limits: list[int | None] = list(limit) if isinstance(limit, Sequence) else [limit] * len(ids)
     if len(continuations) != len(ids) or len(limits) != len(ids):
         raise SettingError(f"{len(ids)} prompts need as many continuations and limits, got {len(continuations)} and {len(limits)}")
     name, start = name_of(core, model_name), start_label(core, start_state)
@@ -123,7 +123,7 @@ def replay_table(model: Any, prompts: Iterable[Any], continuations: Sequence[Seq
     passes = []
     for index, own in enumerate(tqdm(ids, desc=f"replay {name}", unit="prompt", disable=not progress)):
         new = [int(t) for t in continuations[index]]
-        asked = len(new) if limits[index] is None else int(limits[index])
+        asked = len(new) if (given := limits[index]) is None else given
         if not 1 <= len(new) <= asked:
             raise SettingError(f"prompt {index} has {len(new)} new tokens, which must be at least 1 and at most its limit of {asked}")
         done, drafts, probability = _run(core, own, new, asked, depth, start_state, seed, prefix)

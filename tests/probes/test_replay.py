@@ -85,7 +85,7 @@ def test_a_text_of_one_token_has_no_lanes(ouro):
 def test_what_does_not_fit_is_refused(ouro):
     with pytest.raises(SettingError, match="1 prompts need as many continuations"):
         replay_table(ouro, [PROMPT], [], progress=False)
-    for new, limit in (([], 4), (NEW, 3)):
+    for new, limit in (([], 4), (NEW, 3), (NEW, 0)):
         with pytest.raises(SettingError, match=f"prompt 0 has {len(new)} new tokens"):
             replay_table(ouro, [PROMPT], [new], limit=limit, progress=False)
     with pytest.raises(SettingError, match="nothing to replay on this dory model"):
