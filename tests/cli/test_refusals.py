@@ -64,7 +64,7 @@ def test_depths_that_make_no_sense(loopscope, folder):
 
 
 def test_settings_that_are_not_there(loopscope, folder):
-    refused(loopscope("decode", folder(), "text", "--decoder", "wavefornt"), "'wavefornt'", "ar, dtv, wfd, das-wave")
+    refused(loopscope("decode", folder(), "text", "--decoder", "wavefornt"), "'wavefornt'", "ar, dtv, wfd, loopspec, das-wave, pld")
     refused(loopscope("decode", folder(), "text", "--decoder", "wfd", "--block", 4), "does not take block")
     refused(loopscope("decode", folder(), "text", "--decoder", "dtv", "--read", "deep"), "'deep'", "'deep_kv'")
     refused(loopscope("decode", folder(), "text", "--start", "cold"), "'cold'", "keyed")
