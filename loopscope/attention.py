@@ -278,15 +278,17 @@ class DraftPlan(Plan):
         keys = (cached[0].select(1, self.k_slot).narrow(2, 0, self.prefix), self._active(own_keys))
         values = (cached[1].select(1, self.v_slot).narrow(2, 0, self.prefix), self._active(own_values))
         # Written out, not fused, so that the two sources need not be copied into one buffer.
+        # The query heads of a key head are rows of one product: a product that broadcasts over them would copy the prefix.
         grouped = q.transpose(1, 2).unflatten(1, (k.shape[2], -1))  # [batch, kv_heads, group, n, d]
-        scores = torch.cat([grouped @ part.unsqueeze(2).transpose(-1, -2) for part in keys], -1) * q.shape[-1] ** -0.5
+        shape, rows = grouped.shape[2:4], grouped.flatten(2, 3)
+        scores = (torch.cat([rows @ part.transpose(-1, -2) for part in keys], -1) * q.shape[-1] ** -0.5).unflatten(2, shape)
         if self.mask is not None:
             scores = scores + self.mask
         weights = scores.softmax(-1)
         if pattern is not None:
             weights = pattern(weights.flatten(1, 2)).unflatten(1, (k.shape[2], -1))
         split = weights.split([self.prefix, self.start + self.count - self.prefix], -1)
-        z = sum(w @ part.unsqueeze(2) for w, part in zip(split, values))
+        z = sum(w.flatten(2, 3) @ part for w, part in zip(split, values)).unflatten(2, shape)
         return z.flatten(1, 2).transpose(1, 2)
 
     def _places(self):
