@@ -46,7 +46,7 @@ class PlainLoop(Decoder):
             position = len(tokens) + len(new) - 1
             new.append(int(loop.step(torch.tensor([new[-1:]], device=core.device), position, seed, start_state)))
         end = _now(core)
-        text = core.to_string(new) if core.tokenizer is not None else None
+        text = core.to_text(new) if core.tokenizer is not None else None
         cuts = [text.index(s) for s in session.stop if s in text] if text is not None else []
         steps = len(new) - 1
         return Generation(
@@ -76,7 +76,7 @@ def _now(core: LoopedCore) -> float:
 def _stopped(session: Session, new: list[int]) -> bool:
     if not session.stop:
         return False
-    text = session.core.to_string(new)
+    text = session.core.to_text(new)
     return any(s in text for s in session.stop)
 
 

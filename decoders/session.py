@@ -186,7 +186,7 @@ class Session:
         if token in self.eos or self.remaining <= 0:
             self.finished = True
         elif self.stop:
-            text = self.core.to_string(self.new_tokens)
+            text = self.core.to_text(self.new_tokens)
             self.finished = any(s in text for s in self.stop)
         return not self.finished
 
@@ -236,7 +236,7 @@ class Session:
         self.end_run()
         text = None
         if self.core.tokenizer is not None:
-            text = self.core.to_string(self.new_tokens)
+            text = self.core.to_text(self.new_tokens)
             cuts = [text.index(s) for s in self.stop if s in text]
             text = text[: min(cuts)] if cuts else text
         return Generation(

@@ -89,7 +89,7 @@ class Stream(Iterator[str]):
     def _text(self) -> str:
         """The committed text, without an end that is not decided yet."""
         session = self._session
-        text = session.core.to_string(session.new_tokens)
+        text = session.core.to_text(session.new_tokens)
         cuts = [text.index(s) for s in session.stop if s in text]
         if cuts:
             return text[: min(cuts)]

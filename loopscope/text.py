@@ -118,13 +118,20 @@ class TextMixin:
         n = tokens.shape[1]
         return tokens, (torch.arange(n) >= n - lengths[:, None]).long().to(tokens.device)
 
-    def to_string(self, tokens: torch.Tensor | Sequence, skip_special_tokens: bool = True) -> str | list[str]:
-        """Text of [n] ids; of [batch, n] ids a list of texts. skip_special_tokens=False keeps them, as TransformerLens does."""
+    def to_string(self, tokens: torch.Tensor | Sequence) -> str | list[str]:
+        """Text of [n] ids, special tokens and all, as TransformerLens gives it; of [batch, n] ids a list of texts."""
+        return self._decode(tokens, False)
+
+    def to_text(self, tokens: torch.Tensor | Sequence) -> str | list[str]:
+        """to_string without special tokens: what a reader of the model's answer sees."""
+        return self._decode(tokens, True)
+
+    def _decode(self, tokens: torch.Tensor | Sequence, skip: bool) -> str | list[str]:
         tokenizer = self._need_tokenizer()
         ids = torch.as_tensor(tokens).tolist()
         if ids and isinstance(ids, list) and isinstance(ids[0], list):
-            return [tokenizer.decode(i, skip_special_tokens=skip_special_tokens) for i in ids]
-        return tokenizer.decode(ids if isinstance(ids, list) else [ids], skip_special_tokens=skip_special_tokens)
+            return [tokenizer.decode(i, skip_special_tokens=skip) for i in ids]
+        return tokenizer.decode(ids if isinstance(ids, list) else [ids], skip_special_tokens=skip)
 
     def to_str_tokens(self, text: str | Sequence | torch.Tensor, prepend_bos: bool = True) -> list:
         """One string per token; of a list of texts a list of such lists. Also of ids [n] or [1, n].

@@ -120,8 +120,8 @@ def test_no_broken_character_and_nothing_of_a_stop_string_is_ever_given(blocks, 
             open_end = max((n for s in stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
             assert text[: len(text) - open_end].startswith(given)
     told = [t for block in blocks for t in block]
-    n = next((n for n in range(1, len(told) + 1) if any(s in core.to_string(told[:n]) for s in stop)), len(told))
-    text = core.to_string(told[:n])
+    n = next((n for n in range(1, len(told) + 1) if any(s in core.to_text(told[:n]) for s in stop)), len(told))
+    text = core.to_text(told[:n])
     assert stream.tokens == told[:n]
     assert given == text[: min((text.index(s) for s in stop if s in text), default=len(text))]
 
@@ -171,7 +171,7 @@ def test_a_stream_may_be_left_at_any_piece_and_gone_on_from(core, decoder):
         if type(decoder) is Autoregressive:
             n = len(so_far.tokens) - 1
             assert so_far.calls == (n * core.config.depth, n, n)
-    assert text == core.to_string(reference.new_tokens) and stream.finished
+    assert text == core.to_text(reference.new_tokens) and stream.finished
     left = decoder.stream(core, PROMPT, LIMIT)
     first = next(left)
     left.close()

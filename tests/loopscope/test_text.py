@@ -71,8 +71,8 @@ def test_tokens_and_strings_are_those_of_transformer_lens(core):
         tokens = core.to_tokens(text)
         assert tokens.tolist() == [wanted] and tokens.dtype == torch.int64
         assert core.to_tokens(text, prepend_bos=False).tolist() == [wanted[1:]]
-        assert core.to_string(tokens, skip_special_tokens=False) == reference.batch_decode(tokens, clean_up_tokenization_spaces=False)
-        assert core.to_string(tokens[0]) == text == core.to_string(wanted[1:])
+        assert core.to_string(tokens) == reference.batch_decode(tokens, clean_up_tokenization_spaces=False)
+        assert core.to_text(tokens[0]) == text == core.to_string(wanted[1:]) and core.to_string(tokens[0]) != text
         strings = reference.batch_decode([[i] for i in wanted], clean_up_tokenization_spaces=False)
         assert core.to_str_tokens(text) == core.to_str_tokens(tokens) == core.to_str_tokens(wanted) == strings
         assert core.to_str_tokens(text, prepend_bos=False) == strings[1:]
