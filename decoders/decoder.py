@@ -13,7 +13,7 @@ from decoders.calls import Steps, advance, advance_together
 from decoders.generation import LOSSLESS, BatchGeneration, Generation
 from decoders.session import Session
 from decoders.streaming import Stream
-from loopscope.errors import SettingError
+from loopscope.errors import ContextError, PromptError, SettingError
 from loopscope.tap import Hooks, tapped
 
 if TYPE_CHECKING:
@@ -77,14 +77,21 @@ class Decoder(ABC):
         """Decode several prompts of any lengths together; each gives what `generate` gives for it alone.
 
         Every sequence accepts on its own, runs ahead as far as it may and leaves the calls when it ends. max_new_tokens and seed:
-        one for all, or one per prompt. Options and errors as for `generate`; hooks are told the sequence in `hook.ctx["sequence"]`.
+        one for all, or one per prompt. Hooks are told the sequence in `hook.ctx["sequence"]`. Options and errors as for `generate`;
+        an error names the prompt it is about, counting from 1.
         """
         if isinstance(prompts, str) or not isinstance(prompts, Sequence) or not prompts:
             raise SettingError(f"prompts must be several prompts in a list, got {prompts!r}")
         limits, seeds = (_per_prompt(name, value, len(prompts)) for name, value in (("max_new_tokens", max_new_tokens), ("seed", seed)))
         begin = time.perf_counter()
-        sessions = [self._open(model, prompt, limits[i], depth, seeds[i], stop, start_state, prefix, sampling, index=i)
-                    for i, prompt in enumerate(prompts)]
+        sessions: list[Session] = []
+        for i, prompt in enumerate(prompts):
+            try:
+                sessions.append(self._open(model, prompt, limits[i], depth, seeds[i], stop, start_state, prefix, sampling, index=i))
+            except (PromptError, ContextError, SettingError) as error:
+                if type(error) is SettingError and not i:
+                    raise  # a setting that all prompts share
+                raise type(error)(f"prompt {i + 1} of {len(prompts)}: {error}") from error
         with tapped(model, fwd_hooks, hook_drafts, sessions[0].depth) as tap:
             for session in sessions:
                 session.tap = tap

@@ -10,6 +10,7 @@ from loopscope.cli.guard import guarded
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="""Look inside looped language models, and decode them fast and losslessly.
 
     A looped model applies one block of layers T times for every token: its recurrence depth. loopscope shows what changes
@@ -34,13 +35,27 @@ Seed = Annotated[int, typer.Option(help="Keys the start state, the bootstrap and
 Positions = Annotated[int, typer.Option("--positions", min=1, help="At most so many positions per prompt, evenly spread.")]
 Grid = Annotated[bool, typer.Option("--grid", help="Also read keys and values at every pair of depths.")]
 Decoder = Annotated[str, typer.Option(metavar="NAME", help="ar (plain, all T recurrences per token), dtv (draft a block, then verify it), "
-                                      "wfd (wavefront: tokens a few recurrences apart run together), das-wave (refine a block of guesses, "
-                                      "then verify), or a label from a table, such as 'DtV d=1 K=8 deep_kv'.")]
+                                      "wfd (wavefront: tokens a few recurrences apart run together), loopspec (a wave that may propose "
+                                      "twice), das-wave (refine a block of guesses, then verify), pld (copy what followed the same words "
+                                      "before), or a label from a table, such as 'DtV d=1 K=8 deep_kv'.")]
 Decoders = Annotated[list[str] | None, typer.Option("--decoder", metavar="NAME", help="Decoders to compare with ar: names or labels; may "
                                                     "be repeated. Default: a common setting of each.")]
 Read = Annotated[str | None, typer.Option(help="dtv, das-wave: depth at which drafts read the prefix: aligned, deep_v, deep_k, deep_kv.")]
 Compare = Annotated[bool, typer.Option("--compare", help="Also decode with ar, compare the tokens, and say how much faster it was.")]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads. One is fastest for the shipped models: they are small.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from loopscope import __version__
+
+        typer.echo(f"loopscope {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")] = False) -> None:
+    pass
 
 
 @app.command(short_help="The whole way from probes to speedups, as one page.")
@@ -110,34 +125,61 @@ def intervene(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Te
                   positions=positions, grid=grid, draft_depth=draft_depth, seed=seed, threads=threads)
 
 
-@app.command(short_help="Continue a prompt with any decoder.")
+@app.command(short_help="Continue prompts with any decoder.")
 @guarded
 def decode(
     model: Model,
-    prompt: Annotated[str, typer.Argument(help="Text to continue.")],
+    prompt: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="Text to continue. Several are decoded together, as one batch.")],
     decoder: Decoder = "wfd",
     max_new_tokens: Annotated[int, typer.Option(help="Stop after so many new tokens.")] = 64,
     depth: Depth = None,
-    draft_depth: Annotated[int | None, typer.Option(help="dtv, wfd: recurrences before a token is drafted.")] = None,
-    block: Annotated[int | None, typer.Option(help="dtv: drafts per block.")] = None,
+    draft_depth: Annotated[int | None, typer.Option(help="dtv, wfd, loopspec: recurrences before a token is drafted.")] = None,
+    block: Annotated[int | None, typer.Option(help="dtv, pld: drafts per block.")] = None,
+    redraft: Annotated[int | None, typer.Option(help="wfd: draft anew each so many recurrences; never by default.")] = None,
+    second_depth: Annotated[int | None, typer.Option(help="loopspec: recurrences before a second token may be proposed.")] = None,
+    gate: Annotated[float | None, typer.Option(help="loopspec: propose it only where its probability is at least this.")] = None,
     rounds: Annotated[int | None, typer.Option(help="das-wave: rounds of refinement, J.")] = None,
     updates: Annotated[int | None, typer.Option(help="das-wave: recurrences per round, k.")] = None,
+    growth: Annotated[int | None, typer.Option(help="das-wave: positions that join per round.")] = None,
+    stable: Annotated[int | None, typer.Option(help="das-wave: verify after so many rounds without a change; never by default.")] = None,
     read: Read = None,
+    slots: Annotated[int | None, typer.Option(help="ar, wfd: K/V slots that depths share. Approximate. Default: one per depth.")] = None,
+    exit: Annotated[str | None, typer.Option(metavar="RULE", help="ar, wfd: leave the loop early, as gate:0.5 or state-change:0.01. "
+                                             "Lossy.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sample at this temperature. 0, and the default: greedy.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens only.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the fewest tokens that hold this much probability.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Sample from tokens at least this times as likely as the likeliest.")] = None,
+    sampler: Annotated[str | None, typer.Option(metavar="NAME", help="shared-noise (ar's text for the same seed; default) or rejection "
+                                                "(another text of the same distribution).")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End the text at this string; may be repeated.")] = None,
     start: Start = "keyed",
     seed: Seed = 0,
+    stream: Annotated[bool, typer.Option("--stream", help="Print text as soon as it is committed. Ctrl-C ends it.")] = False,
     compare: Compare = False,
     threads: Threads = 1,
 ) -> None:
-    """Continue a prompt, greedily, with any decoder.
+    """Continue prompts with any decoder, greedily or by sampling.
 
     The new text goes to stdout; what it cost goes to stderr: block calls per token (plain decoding needs T), drafts accepted of
-    those compared, and seconds. All decoders here are lossless: they give the tokens of plain decoding.
+    those compared, and seconds. Decoders are lossless (they give the tokens of plain decoding) unless their label says otherwise.
+
+    \b
+    Decoders and their defaults:
+      ar
+      dtv       --draft-depth 1 --block 8 --read aligned
+      wfd       --draft-depth 1
+      loopspec  --draft-depth 1 --second-depth 2 --gate 0
+      das-wave  --rounds 12 --updates 1 --growth 1 --read deep_kv
+      pld       --block 8
     """
     from loopscope.cli.decode import run_decode
 
     run_decode(model, prompt, decoder, max_new_tokens=max_new_tokens, depth=depth, stop=tuple(stop or ()), start=start, seed=seed,
-               compare=compare, threads=threads, draft_depth=draft_depth, block=block, rounds=rounds, updates=updates, read=read)
+               compare=compare, stream=stream, threads=threads,
+               sampling={"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "sampler": sampler},
+               draft_depth=draft_depth, block=block, redraft=redraft, second_depth=second_depth, gate=gate, rounds=rounds, updates=updates,
+               growth=growth, stable=stable, read=read, slots=slots, exit=exit)
 
 
 @app.command(short_help="Time decoders against plain decoding.")
