@@ -85,7 +85,8 @@ class Certificate(Result):
         total, lines = self.counts(), []
         for level, rows in self.frame.groupby("level", sort=True):
             lines += [f"{level} ({_LEVELS[str(level)]}): {_sentence(_sums(rows))}"]
-        lines += ["", _table(self.by("level", "decoder")), ""]
+        if len(self.frame):
+            lines += ["", _table(self.by("level", "decoder")), ""]
         if self.frame["family"].nunique() > 1:
             lines += [_table(self.by("level", "family")), ""]
         bars = self.acceptance()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from loopscope.cli.folder import run_folder
 from loopscope.cli.progress import Stages
 from loopscope.cli.study import open_model
-from loopscope.errors import RunFolderError, SettingError
+from loopscope.errors import LoopscopeError, RunFolderError, SettingError
 
 if TYPE_CHECKING:
     from decoders import Decoder
@@ -124,7 +124,11 @@ def _one_case(number: int, pool: Sequence[Decoder | str]) -> int:
     torch.set_num_threads(1)
     drawn = case(number, decoders=pool)
     print(drawn)
-    verdicts = check(drawn)
+    try:
+        verdicts = check(drawn)
+    except LoopscopeError as error:  # what is refused here is no mistake of the user's
+        print(f"{type(error).__name__}: {error}")
+        return 1
     for verdict in verdicts:
         print(verdict)
     return 0 if all(verdict.ok for verdict in verdicts) else 1
