@@ -8,6 +8,7 @@ from collections import Counter
 from functools import lru_cache
 
 import pytest
+import torch
 
 from decoders import Autoregressive, DASWave, DraftThenVerify, Wavefront
 from decoders.counting import draft_then_verify_counts, wavefront_counts
@@ -16,7 +17,9 @@ from decoders.replay import predict_from_replay, replay, replayed, replayed_acce
 from decoders.replay_counts import Text, block_counts, rereading, twice, wave
 from decoders.replay_tree import capped_tree
 from loopscope.errors import SettingError
+from loopscope.models.loading import SHIPPED, load_core
 from loopscope.random_models import make_random_core
+from loopscope.tiny.prompts import prompts
 from probes import ReplayResult
 
 PLAIN, ATTENDING = ("ouro", "nanbeige", "hrm_text"), ("huginn", "raven", "parcae", "dory")
@@ -91,6 +94,17 @@ def test_the_draws_above_accepted_and_rejected():
         pytest.skip("needs the generations of the tests above, in the same process")
     for family, rates in ALPHAS.items():
         assert min(rates) < 0.5 and max(rates) > 0.6, f"{family}: {sorted(rates)}"
+
+
+def test_on_the_shipped_huginn_counted_calls_equal_the_replay():
+    """At its own T = 16, on a code prompt; in float64, where no near tie can tell two orders of summation apart."""
+    core, prompt = load_core(SHIPPED / "tiny-huginn", dtype=torch.float64), prompts("code", 1)[0]
+    text, alphas = replay(core, [prompt], 20, progress=False).passes[0], []
+    for decoder in (Wavefront(1), Wavefront(1, redraft=2), DraftThenVerify(1, 8)):
+        said, got = replayed(text, decoder), decoder.generate(core, prompt, 20)
+        assert (said.recur, said.proposed, said.accepted) == (got.calls.recur, got.proposed, got.accepted), decoder.label
+        alphas.append(got.alpha)
+    assert min(alphas) < 1, "nothing was rejected, so nothing was tested"
 
 
 def test_drafts_behind_verified_predecessors_alone_miscount_where_the_coda_attends(tmp_path):
@@ -217,5 +231,7 @@ def test_lanes_behind_a_wrong_draft_are_exact_only_while_nothing_they_say_matter
     assert once.rows_exact and not once.note
     ends = wave(*told([[0]] * 5, eos=[9]), 5, [1], rereading([1], 5))
     assert ends.exact and not ends.rows_exact and "end of text" in ends.note
+    nothing = wave(*told([[9], [1]], limit=3, eos=[9]), 4, [1], rereading([1], 4))
+    assert nothing.rows_exact and nothing.widths == {1: 8}, "behind a drafted end of text there is no lane"
     block = block_counts([1, 0, 1, 1], told([[1]] * 5, eos=[9])[1], 5, 1, 4)
     assert not block.exact and block.accepts == {1: True, 2: False, 3: True, 4: True}
