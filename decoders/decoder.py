@@ -109,7 +109,7 @@ class Decoder(ABC):
         return Stream(self, session, self._steps(session), fwd_hooks, hook_drafts)
 
     def _open(self, model, prompt, max_new_tokens, depth=None, seed=0, stop=(), start_state=None, prefix=0, sampling=None,
-              index=0) -> Session:
+              index=None) -> Session:
         """Check everything that can be checked before any work is done."""
         spare = self.spare(model.core.check_depth(depth)) if hasattr(model, "core") else 0
         session = Session(model, prompt, max_new_tokens, depth, seed, stop, start_state, prefix, sampling, slots=self.slots, spare=spare,

@@ -25,15 +25,16 @@ class Session:
 
     Position p of `tokens` is committed; the newest token is not materialised yet, so `cache.length` is
     len(tokens) - 1 between steps. slots: K/V slots that the core's depths share (None: the model's own). spare: cells
-    of the cache beyond the last position, for branches. index: which sequence of a batch this is.
+    of the cache beyond the last position, for branches. index: which sequence of a batch this is, if any.
     """
 
     def __init__(self, model, prompt, max_new_tokens: int, depth: int | None = None, seed: int = 0, stop: str | Sequence[str] = (),
                  start_state=None, prefix: int = 0, sampling: Sampling | None = None, *, slots: int | None = None, spare: int = 0,
-                 index: int = 0) -> None:
+                 index: int | None = None) -> None:
         if not hasattr(model, "core"):
             raise SettingError(f"a decoder runs a LoopedModel or LoopedCore (loopscope.load gives one), got {type(model).__name__}")
-        self.model, self.core, self.tap, self.index = model, model.core, None, index
+        self.model, self.core, self.tap, self.index = model, model.core, None, index or 0
+        self._whose = "" if index is None else f" of prompt {index + 1}"
         if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
             raise SettingError(f"max_new_tokens must be a whole number of at least 1, got {max_new_tokens!r}")
         self.depth = self.core.check_depth(depth)
@@ -132,7 +133,7 @@ class Session:
 
     def _refuse_nan(self, logits: Tensor, read: Read) -> None:
         row = int(logits.isnan().any(-1).nonzero()[0])
-        raise NumericsError(f"the logits at position {read.rows.positions[row]} are NaN; "
+        raise NumericsError(f"the logits{self._whose} at position {read.rows.positions[row]} are NaN; "
                             "check the weights and the dtype (float16 overflows where float32 does not)")
 
     def tap_as(self, role: Role) -> Tap | None:
