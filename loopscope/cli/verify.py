@@ -24,8 +24,8 @@ _PER_SEED = 1_000_000  # cases are numbered from seed times this
 _PROMPTS, _NEW_TOKENS = {False: 1, True: 4}, {False: 24, True: 64}  # of each built-in task, by --full
 
 # On random models a name without settings means any settings.
-_KINDS = {"ar": ("ar",), "wfd": ("wfd", "wfd re"), "dtv": ("dtv", "dtv deep"), "das-wave": ("das-wave",), "loopspec": ("loopspec",),
-          "pld": ("pld",)}
+_KINDS = {"AR": ("ar",), "WFD": ("wfd", "wfd re"), "DtV": ("dtv", "dtv deep"), "DtV deep reads": ("dtv deep",), "DAS-Wave": ("das-wave",),
+          "LoopSpec": ("loopspec",), "PLD": ("pld",)}
 
 
 def run_verify(model: str | None, names: list[str] | None, *, full: bool, seed: int, case: int | None, workers: int, out: str | None,
@@ -34,10 +34,11 @@ def run_verify(model: str | None, names: list[str] | None, *, full: bool, seed: 
     from decoders.certificate import Certificate
     from decoders.ladder import KINDS
     from decoders.named import decoder
+    from decoders.rungs import kind_of
 
     chosen = [decoder(name) for name in names or ()]  # a wrong name is said at once
-    pool = [kind for name, d in zip(names or (), chosen) for kind in _KINDS.get(name.strip().lower(), (d,))] or KINDS
-    _check(model, chosen, seed, workers, out)
+    _check(chosen, workers, out)
+    pool = [kind for name, d in zip(names or (), chosen) for kind in (_KINDS[kind_of(d)] if len(name.split()) == 1 else (d,))] or KINDS
     if case is not None:
         return _one_case(case, pool)
     records: list[dict[str, Any]] = []
@@ -57,13 +58,13 @@ def run_verify(model: str | None, names: list[str] | None, *, full: bool, seed: 
     return 130 if not complete else 0 if certificate.passed else 1
 
 
-def _check(model: str | None, chosen: list[Decoder], seed: int, workers: int, out: str | None) -> None:
+def _check(chosen: list[Decoder], workers: int, out: str | None) -> None:
     """What can be wrong is said before minutes are spent."""
     if not 1 <= workers <= 4 * (os.cpu_count() or 1):
         raise SettingError(f"--workers {workers} is not usable here; expected 1 to {4 * (os.cpu_count() or 1)}")
     for d in chosen:
         if not d.lossless:
-            raise SettingError(f"{d.label} is {d.fidelity}: it need not give the tokens of plain decoding, so there is nothing to certify; "
+            raise SettingError(f"{d.label} is not lossless: it need not give the tokens of plain decoding, so nothing is to certify; "
                                "loopscope bench counts how many of them it does give")
     if out is not None and Path(out).expanduser().exists():
         raise RunFolderError(f"{out} exists; choose another --out")

@@ -194,4 +194,4 @@ def test_what_cannot_be_verified_is_refused_in_one_line(few, arguments, message)
 def test_a_decoder_that_is_not_lossless_gets_no_certificate(few, monkeypatch):
     monkeypatch.setattr("decoders.named.decoder", lambda name: Wavefront(1, slots=2))
     code, _, err = run("--decoder", "WFD d=1 s=2")
-    assert code == 2 and "approximate: it need not give the tokens of plain decoding" in err
+    assert code == 2 and "is not lossless: it need not give the tokens of plain decoding" in err
