@@ -112,7 +112,8 @@ class Certificate(Result):
             lines += [""]
         state = "PASSED" if self.passed else "FAILED" if len(failed) or not len(self.frame) else "INCOMPLETE"
         interrupted = "" if self.complete else ", interrupted: this certifies nothing"
-        return "\n".join([*lines, f"{state}: {total['generations']} generations, {total['tokens']} tokens{interrupted}"])
+        return "\n".join([*lines, *_origin(self.meta),
+                          f"{state}: {total['generations']} generations, {total['tokens']} tokens{interrupted}"])
 
 
 _LEVELS = {"L0": "float64: tokens, K/V after every commit and calls equal", "L1": "float32: tokens equal",
@@ -136,6 +137,14 @@ def _sentence(sums: Mapping[str, Any]) -> str:
 def _table(frame: pd.DataFrame) -> str:
     frame = frame.assign(accepted=(frame["accepted"] / frame["proposed"]).map(lambda x: f"{x:.2f}" if x == x else "-"))
     return frame.drop(columns="proposed").to_string(index=False)
+
+
+def _origin(meta: Mapping[str, Any]) -> list[str]:
+    """What is needed to make the certificate again."""
+    if "command" not in meta:
+        return []
+    versions = f"torch {meta['versions']['torch']}, Python {meta['python']}, commit {meta['git']}"
+    return [f"{meta['command']} (seed {meta.get('seed')}), {versions}"]
 
 
 def _case(row: Any) -> str:

@@ -88,6 +88,8 @@ def _on_random_models(pool: Sequence[Decoder | str], full: bool, seed: int, work
     with stages.stage(f"{drawn} generations on random models of all families"):
         for done, records in enumerate(random_records(numbers, pool, workers), start=1):
             stages.advance(done, len(numbers))
+            if not stages.terminal and done * 10 // len(numbers) > (done - 1) * 10 // len(numbers):
+                print(f"{done} of {len(numbers)} cases", file=sys.stderr, flush=True)  # a long run's log says how far it is
             yield records
 
 
