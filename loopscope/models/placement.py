@@ -81,7 +81,7 @@ def _auto(core: LoopedCore, main: torch.device, dtype: torch.dtype, max_memory: 
     if room[key] < 0:
         raise SettingError(f"{main} has no room for embedding, norms and head, {rest / 1e9:.2f} GB of {dtype}; use a larger max_memory, "
                            "another device or a smaller dtype")
-    classes = sorted({type(block).__name__ for part in shell.values() for block in part})
+    classes = sorted({type(core.get_submodule(name)).__name__ for name in block_names(core)})
     options = {"no_split_module_classes": classes, "dtype": dtype}
     # Balancing leaves the first card room for activations; it needs several cards to balance.
     if sum(isinstance(device, int) for device in room) > 1:
