@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decoders import Autoregressive, DASWave, DraftThenVerify, Wavefront
+from decoders import Autoregressive, DASWave, DraftThenVerify, LoopSpec, PromptLookup, Sampling, Wavefront
 from loopscope.errors import HookError
 from loopscope.models.hooked import LoopedModel
 from loopscope.random_models import make_random_core
 from loopscope.tap import tapped
 
-DECODERS = [DraftThenVerify(1, 4), DraftThenVerify(2, 3, "deep_kv"), Wavefront(1), Wavefront(3), DASWave(4, 1)]
+DECODERS = [DraftThenVerify(1, 4), DraftThenVerify(2, 3, "deep_kv"), Wavefront(1), Wavefront(3), Wavefront(1, redraft=1), LoopSpec(1, 2),
+            DASWave(4, 1), PromptLookup(4, 2)]
 DEPTH, LIMIT = 5, 16
 
 
@@ -43,6 +44,22 @@ def test_an_intervention_gives_the_same_tokens_under_every_decoder(core, decoder
     with model.hooks(fwd_hooks=hooks):
         assert decoder.generate(model, [1, 2, 3], LIMIT, DEPTH).tokens == want
     assert decoder.generate(model, [1, 2, 3], LIMIT, DEPTH).tokens == plain
+    core.tokenizer = core.tokenizer or _Ids()
+    assert "".join(decoder.stream(core, [1, 2, 3], LIMIT, DEPTH, fwd_hooks=hooks)) == _Ids().decode(want)
+
+
+@pytest.mark.parametrize("decoder", DECODERS, ids=repr)
+def test_an_intervention_acts_the_same_on_what_is_sampled(core, decoder):
+    hooks = [("depth.5.hook_state", negate_and_amplify_at({5, 8, 11})), ("depth.2.blocks.1.attn.hook_v", negate_and_amplify_at({4}))]
+    options = {"seed": 4, "sampling": Sampling(1.1, top_p=0.95)}
+    want = Autoregressive().generate(core, [1, 2, 3], LIMIT, DEPTH, fwd_hooks=hooks, **options).tokens
+    assert want != Autoregressive().generate(core, [1, 2, 3], LIMIT, DEPTH, **options).tokens
+    assert decoder.generate(core, [1, 2, 3], LIMIT, DEPTH, fwd_hooks=hooks, **options).tokens == want
+
+
+class _Ids:
+    def decode(self, ids, skip_special_tokens=True):
+        return "".join(f"{i} " for i in ids)
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=repr)
