@@ -14,7 +14,7 @@ from decoders import Autoregressive, DASWave, DraftThenVerify, Wavefront
 from decoders.counting import draft_then_verify_counts, wavefront_counts
 from decoders.loopspec import LoopSpec
 from decoders.replay import predict_from_replay, replay, replayed, replayed_accepts
-from decoders.replay_counts import Text, block_counts, rereading, twice, wave
+from decoders.replay_counts import Text, block_counts, most_lanes, rereading, twice, wave
 from decoders.replay_tree import capped_tree
 from loopscope.errors import SettingError
 from loopscope.models.loading import SHIPPED, load_core
@@ -235,3 +235,25 @@ def test_lanes_behind_a_wrong_draft_are_exact_only_while_nothing_they_say_matter
     assert nothing.rows_exact and nothing.widths == {1: 8}, "behind a drafted end of text there is no lane"
     block = block_counts([1, 0, 1, 1], told([[1]] * 5, eos=[9])[1], 5, 1, 4)
     assert not block.exact and block.accepts == {1: True, 2: False, 3: True, 4: True}
+
+
+def test_an_end_of_text_cuts_the_block_it_is_drafted_in_only_behind_right_drafts():
+    ended = block_counts([1, 1, 9], Text([1, 1, 9], 10, frozenset([9])), 5, 1, 4)
+    assert (ended.recur, ended.rows, ended.runs, ended.accepts) == (3 + 4, 3 + 3 * 4, [3], {1: True, 2: True, 3: True}) and ended.exact
+    stopped = block_counts([1, 1], Text([1, 1], 10, frozenset()), 5, 1, 4)  # a stop string: what was drafted beyond it is not judged
+    assert (stopped.recur, stopped.accepts, stopped.runs) == (5 + 4, {1: True, 2: True}, [2])
+    behind = block_counts([0, 9, 1, 1, 1], told([[1]] * 5, eos=[9])[1], 5, 1, 4)  # blocks of 5, 1 and 3 rows
+    assert (behind.recur, behind.widths[5], behind.runs, behind.exact) == (9 + 5 + 7, 4, [0, 0, 2], False)
+
+
+def test_runs_lie_between_rejected_drafts():
+    assert wave(*told([[1], [0], [0], [1]]), 4, [1], rereading([1], 4)).runs == [1, 0]
+    assert wave(*told([[0], [1], [1], [1]]), 4, [1], rereading([1], 4)).runs == [0, 2]
+
+
+def test_the_most_lanes_are_those_of_wrong_ones_that_all_propose_twice():
+    histories, text = told([[0, 0]] * 9)
+    branching = twice([1, 2], 6)
+    assert max(wave(histories, text, 6, [1, 2], branching).widths) == 6
+    # Lanes born by tick t behind the first: 1 at 1, and from then on b_t = b_(t-1) + b_(t-2): 1 + 1 + 1 + 2 + 3 + 5 in flight at 6.
+    assert most_lanes(histories, text, 6, [1, 2], branching) == 1 + 1 + 1 + 2 + 3 + 5
