@@ -40,6 +40,7 @@ _MODULES = {
     "trace": "schedule",
     "schedule": "schedule",
     "dashboard": "dashboard",
+    "claims": "claims",
     "concept": "concept",
 }
 FORMATS = ("png", "svg", "pdf")
@@ -55,13 +56,18 @@ def draw(kind: str, frame: pd.DataFrame | Mapping[str, pd.DataFrame] | None, **o
 
     frame: the tidy table named `kind` (docs/tables.md gives columns and units); the dashboard takes a dict of tables,
     the concept picture None. options: `model`, `task`, `start` choose rows; each figure's module documents its own.
+    published=True lays the papers' values over a figure that has any (figures.published.KINDS).
     Raises SettingError for an unknown kind, an empty table, a missing column, or a choice the table does not hold.
     """
     if kind not in _MODULES:
         near = closest(kind, _MODULES)
         raise SettingError(f"no figure is called {kind!r}{f' (did you mean {near}?)' if near else ''}; known: {', '.join(_MODULES)}")
-    from figures import style
+    from figures import published, style
 
+    if options.get("published") and kind not in published.KINDS:
+        raise SettingError(f"no published values can be laid over the {kind} figure; they can over {', '.join(published.KINDS)}")
+    if not options.get("published"):
+        options.pop("published", None)
     module = import_module(f"figures.{_MODULES[kind]}")
     with style.context():
         figure = module.draw(frame, **options)

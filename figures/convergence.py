@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pandas as pd
 
-from figures import intervals, style
+from figures import intervals, published as papers, style
 
 COLUMNS = ("model", "task", "prompt", "start", "null", "channel", "depth", "metric", "value")
 METRICS = {"cosine": "cosine similarity to depth T", "rel_l2": "relative L2 distance to depth T"}
 
 
-def draw(frame, *, model=None, start=None, metric="cosine"):
+def draw(frame, *, model=None, start=None, metric="cosine", published=False):
     """One row of panels per task: all channels of the trained model, then each channel beside its nulls.
 
-    metric: "cosine" (linear) or "rel_l2" (logarithmic). Layers are averaged inside a prompt.
+    metric: "cosine" (linear) or "rel_l2" (logarithmic). Layers are averaged inside a prompt. published: also the papers' cosines.
     """
     style.check(frame, COLUMNS, "convergence")
     frame, model = style.choose(frame, "model", model, "convergence")
@@ -29,10 +29,13 @@ def draw(frame, *, model=None, start=None, metric="cosine"):
     beside = channels if nulls != ["none"] else []
     fig = style.figure(6.2 + 1.55 * len(beside), 1.5 + 2.5 * len(tasks))
     axes = fig.subplots(len(tasks), 1 + len(beside), squeeze=False, sharey="row", width_ratios=[3.0, *[1.0] * len(beside)])
+    theirs = []
     for row, task in enumerate(tasks):
         part = means[means["task"] == task]
         panel(axes[row, 0], part[part["null"] == "none"], channels, metric)
         axes[row, 0].set_title(f"{task or 'prompts'}: all channels")
+        if published and metric == "cosine":
+            theirs = papers.on_convergence(axes[row, 0], channels)
         for ax, channel in zip(axes[row, 1:], beside):
             _against_nulls(ax, part[part["channel"] == channel], channel, metric)
             style.depth_axis(ax, frame["depth"].unique(), "depth r")
@@ -43,11 +46,12 @@ def draw(frame, *, model=None, start=None, metric="cosine"):
         style.caption(
             frame,
             start,
-            extra="Right: each channel against its nulls; only a gap to every null is a finding about the channel" if beside else "",
+            extra=". ".join(["Right: each channel against its nulls; only a gap to every null is a finding about it"] * bool(beside)
+                            + [papers.CAPTION] * bool(theirs)),
         ),
         _alt(model, means, tasks, channels, metric),
-        style.handles_of(axes[0, 0]) + _null_handles(nulls),
-        8 if beside else 3,
+        style.handles_of(axes[0, 0]) + _null_handles(nulls) + theirs,
+        (4 if theirs else 8) if beside else 3,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from figures import acceptance, convergence, depth_lens, intervals, predicted, prefix_channels, ratios, speedup, style
+from figures import acceptance, convergence, depth_lens, intervals, predicted, prefix_channels, published as papers, ratios, speedup, style
 from interventions.effects import NOISE
 from loopscope.errors import SettingError
 
@@ -20,10 +20,11 @@ TABLES = {  # what the page is made of, and the columns it needs
 }
 
 
-def draw(frame: Mapping, *, model=None, task=None, start=None):
+def draw(frame: Mapping, *, model=None, task=None, start=None, published=False):
     """frame: {table name: table}. Six panels for one model and one task (default: the task with the largest measured speedup).
 
     A panel whose table is missing says so. The two lines on top are computed from the tables, never from a hope.
+    published: also the papers' values, in panels 1, 2 and 5.
     """
     tables = {k: t for k, t in frame.items() if t is not None and len(t) and "model" in t.columns}
     if not tables:
@@ -71,12 +72,14 @@ def draw(frame: Mapping, *, model=None, task=None, start=None):
         ax.set_title(title, fontsize=style.PANEL + 1.5)
         for legend in filter(None, [ax.get_legend()]):
             legend.set_zorder(6)
+    theirs = _published(axes, tables, task, start) if published else []
     lines = headline(tables, task)
     fig = style.finish(
         fig,
         f"{model}: {lines[0]}",
         f"Panels 1, 4, 5 and 6: {task or 'all'} prompts; 2 and 3: every task. Bands, bars and whiskers: 95 % bootstrap interval over "
-        "prompts. Speeds: decode seconds of AR over the decoder's, mean of per-prompt ratios. " + lines[2],
+        "prompts. Speeds: decode seconds of AR over the decoder's, mean of per-prompt ratios. "
+        + " ".join([lines[2], *[f"{papers.CAPTION}."] * bool(theirs)]),
         " ".join(lines),
     )
     fig.texts[-1].set_fontsize(style.NOTE)
@@ -93,8 +96,24 @@ def draw(frame: Mapping, *, model=None, task=None, start=None):
         linespacing=1.35,
     )
     left, bottom, width, _ = fig.get_layout_engine().get()["rect"]
+    if theirs:
+        fig.legend(handles=theirs, loc="lower left", ncols=3, bbox_to_anchor=(0.005, bottom), borderaxespad=0)
+        bottom += (0.08 + 0.21 * -(-len(theirs) // 3)) / fig.get_figheight()
     fig.get_layout_engine().set(rect=(left, bottom, width, 1 - bottom - 0.86 / fig.get_figheight()))
     return fig
+
+
+def _published(axes, tables, task, start):
+    """The papers' values on the panels that can carry them; their legend entries, each once."""
+    found = []
+    own = {k: t[t["start"] == start] if start and "start" in t else t for k, t in tables.items()}
+    if len(own.get("convergence", ())):
+        found += papers.on_convergence(axes[0], set(own["convergence"]["channel"]))
+    if len(own.get("depth_lens", ())):
+        found += papers.on_depth_lens(axes[1], own["depth_lens"]["depth"].unique())
+    labels = [label.get_text().replace("\n", " ") for label in axes[4].get_yticklabels()]
+    found += papers.on_speedup(axes[4], labels, task) if "bench" in own else []
+    return list({handle.get_label(): handle for handle in found}.values())
 
 
 def headline(tables, task=None):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from figures import intervals, style
+from figures import intervals, published as papers, style
 
 COLUMNS = ("model", "task", "prompt", "start", "depth", "agreement", "kl_nats")
 # column -> (title, y label)
@@ -15,8 +15,11 @@ MEASURES = {
 }
 
 
-def draw(frame, *, model=None):
-    """Agreement, KL, loss, entropy and margin against depth; tasks by colour and marker, a second start state thinner."""
+def draw(frame, *, model=None, published=False):
+    """Agreement, KL, loss, entropy and margin against depth; tasks by colour and marker, a second start state thinner.
+
+    published: also the papers' agreement of aligned drafts.
+    """
     style.check(frame, COLUMNS, "depth_lens")
     frame, model = style.choose(frame, "model", model, "depth_lens")
     measures = [m for m in MEASURES if m in frame.columns]
@@ -26,16 +29,18 @@ def draw(frame, *, model=None):
     axes = list(fig.subplots(rows, columns, squeeze=False).flat)
     for ax, measure in zip(axes, measures):
         panel(ax, frame, measure)
+    theirs = papers.on_depth_lens(axes[measures.index("agreement")], frame["depth"].unique()) if published else []
     for ax in axes[len(measures) :]:
         ax.set_axis_off()
     starts = style.order(frame["start"], style.STARTS)
     return style.finish(
         fig,
         f"{model}: what each depth would already say",
-        style.caption(frame, starts[0] if len(starts) == 1 else None, extra="Full depth agrees with itself by definition"),
+        style.caption(frame, starts[0] if len(starts) == 1 else None,
+                      extra=". ".join(["Full depth agrees with itself by definition"] + [papers.CAPTION] * bool(theirs))),
         _alt(model, frame),
-        style.handles_of(axes[0]),
-        4,
+        style.handles_of(axes[0]) + theirs,
+        3 if theirs else 4,
     )
 
 

@@ -5,7 +5,7 @@ All effects are paired differences to the aligned draft at the same positions of
 
 from __future__ import annotations
 
-from figures import intervals, style
+from figures import intervals, published as papers, style
 
 KEYS = ["task", "prompt", "start", "depth", "lag"]
 COLUMNS = ("model", *KEYS, "policy", "control", "agreement", "kl_nats")
@@ -19,8 +19,11 @@ def effects(frame, value="agreement"):
     return intervals.table(differences, ("task", "start", "depth", "lag", "policy", "control"), "difference")
 
 
-def draw(frame, *, model=None, start=None):
-    """A row per task: effect on agreement by depth, the same with controls, effect on KL, effect by lag."""
+def draw(frame, *, model=None, start=None, published=False):
+    """A row per task: effect on agreement by depth, the same with controls, effect on KL, effect by lag.
+
+    published: also a panel of the papers' effects, which are too large for our axes.
+    """
     style.check(frame, COLUMNS, "prefix_channels")
     frame, model = style.choose(frame, "model", model, "prefix_channels")
     frame, start = style.choose(frame, "start", start, "prefix_channels", ("keyed", "embedding", "zero"))
@@ -29,9 +32,10 @@ def draw(frame, *, model=None, start=None):
     agreement, kl = effects(frame), effects(frame, "kl_nats")
     controls = (agreement["control"] != "none").any()
     lags = frame["lag"].nunique() > 1
-    names = ["agreement", "kl", *["controls"] * bool(controls), *["lags"] * bool(lags)]
+    names = ["agreement", "kl", *["controls"] * bool(controls), *["lags"] * bool(lags), *["published"] * bool(published)]
     fig = style.figure(3.5 * len(names) + 0.3, 1.6 + 2.9 * len(tasks))
     axes = fig.subplots(len(tasks), len(names), squeeze=False)
+    theirs = []
     for row, task in enumerate(tasks):
         ours, its_kl = agreement[agreement["task"] == task], kl[kl["task"] == task]
         near = ours[ours["lag"] == nearest]
@@ -66,6 +70,10 @@ def draw(frame, *, model=None, start=None):
             ax["lags"].set_title(f"{task or 'prompts'}: by lag, depth {shallowest}")
             ax["lags"].set_ylabel("change in top-1 agreement")
             ax["lags"].set_xlabel("lag (positions after the last verified one)")
+        if published and row == 0:
+            theirs = papers.on_prefix_channels(ax["published"])
+        elif published:
+            ax["published"].set_axis_off()
     handles = axes[0, 0].get_legend_handles_labels()[0]
     if controls:
         handles = handles + [h for h in axes[0, 2].get_legend_handles_labels()[0] if h.get_label() != style.CONTROLS["none"].label]
@@ -76,10 +84,11 @@ def draw(frame, *, model=None, start=None):
             frame,
             start,
             "bars",
-            f"Zero: the aligned draft; lag {nearest} unless the panel says otherwise; controls keep deep V's shape but not its content",
+            f"Zero: the aligned draft; lag {nearest} unless the panel says otherwise; controls keep deep V's shape but not its content"
+            + f". {papers.CAPTION}" * bool(theirs),
         ),
         _alt(model, agreement, nearest, shallowest),
-        handles,
+        handles + theirs,
     )
 
 

@@ -3,7 +3,7 @@
     published.load("das")             what figures/published/das.json holds
     python -m figures.published       the back-test: published acceptance beside what our formulae make of published agreements
 
-None of these numbers enters any of ours. On a figure they are hollow black-edged marks with a legend entry of their own,
+None of these numbers enters any of ours. On a figure they are large hollow marks with a legend entry of their own,
 "published: MODEL, SOURCE"; other models, tasks, depths and machines than ours, so what can be compared is the shape.
 """
 
@@ -24,15 +24,16 @@ PAPERS = ("das", "wfd", "loopspec")
 KINDS = ("convergence", "depth_lens", "prefix_channels", "bench", "speedup", "dashboard")  # the figures that can carry published values
 MODELS = {  # name in the files -> (name, marker)
     "huginn": ("Huginn-3.5B", "*"),
-    "huginn_3_5b": ("Huginn-3.5B", "*"),
+    "huginn_3_5b": ("Huginn-3.5B", "v"),  # the other paper's
     "ouro_2_6b": ("Ouro-2.6B", "p"),
     "raven_llama": ("Raven-Llama", "P"),
     "raven_olmo": ("Raven-OLMo", "X"),
     "raven_tinyllama": ("Raven-TinyLlama", "h"),
 }
 _NEAREST = {"maths": ("gsm8k", "math_reasoning"), "code": ("humaneval", "overall")}  # our task -> (DAS's, Spec-Bench's)
+NEAREST = "GSM8K and Spec-Bench's maths beside maths, HumanEval and all of Spec-Bench beside code"
 _TABLES = {"draft_then_verify": ("DtV", "aligned"), "mature_spec": ("DtV", "deep_kv"), "das_wave": ("DAS-Wave", "deep_kv")}
-CAPTION = "Hollow black marks: published values of larger models on other machines, for comparison of shape only"
+CAPTION = "Large hollow marks: published values of larger models on other machines, for comparison of shape only"
 
 
 @cache
@@ -92,7 +93,7 @@ def speedups() -> pd.DataFrame:
 
 def mark(ax, x, y, model: str, edge: str = style.INK, size: float = 11.0) -> None:
     """One published value: hollow, in the model's marker; `edge` may say which channel it is of."""
-    ax.plot([x], [y], linestyle="none", marker=MODELS[model][1], markersize=size, markerfacecolor="white", markeredgecolor=edge,
+    ax.plot([x], [y], linestyle="none", marker=MODELS[model][1], markersize=size, markerfacecolor="none", markeredgecolor=edge,
             markeredgewidth=1.3, zorder=7, clip_on=False)
 
 
@@ -101,7 +102,7 @@ def handles(table: pd.DataFrame) -> list:
     from matplotlib.lines import Line2D
 
     said = {(*MODELS[m], s): None for m, s in zip(table["model"], table["source"])}
-    return [Line2D([], [], linestyle="none", marker=marker, markersize=9, markerfacecolor="white", markeredgecolor=style.INK,
+    return [Line2D([], [], linestyle="none", marker=marker, markersize=9, markerfacecolor="none", markeredgecolor=style.INK,
                    label=f"published: {name}, {where}") for name, marker, where in said]
 
 
@@ -110,7 +111,8 @@ def on_convergence(ax, channels) -> list:
     table = cosines()
     table = table[table["channel"].isin(channels)]
     for r in table.itertuples():
-        mark(ax, r.depth, r.value, r.model, style.look(style.CHANNELS, r.channel).colour)
+        aside = 1.05 ** list(MODELS).index(r.model)  # beside our marks and each other, on an axis of depth that is linear or logarithmic
+        mark(ax, r.depth * aside, r.value, r.model, style.look(style.CHANNELS, r.channel).colour)
     return handles(table)
 
 
@@ -153,7 +155,7 @@ def on_speedup(ax, ranked, task: str) -> list:
     for (family, read), part in table.groupby(["decoder", "read"], sort=False):
         rows = [y for y, label in enumerate(ranked) if kind_of(label) == (family, read)]
         for r in part.itertuples() if rows else ():
-            mark(ax, r.speedup, rows[0] + 0.02, r.model, size=8)
+            mark(ax, r.speedup, rows[0] + 0.45, r.model, size=7)  # below the bar: its end carries our own number
             shown.append(r.Index)
     if shown:
         ax.set_xlim(0, max(ax.get_xlim()[1], 1.08 * table.loc[shown, "speedup"].max()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from figures import intervals, ratios, style
+from figures import intervals, published as papers, ratios, style
 
 MEASURES = {
     "time_speedup": ("Wall clock", "times faster than AR (decode seconds)"),
@@ -10,8 +10,11 @@ MEASURES = {
 }
 
 
-def draw(frame, *, model=None):
-    """A row per task: wall clock and block calls; bar = mean of per-prompt ratios, whisker = interval, dot = one prompt."""
+def draw(frame, *, model=None, published=False):
+    """A row per task: wall clock and block calls; bar = mean of per-prompt ratios, whisker = interval, dot = one prompt.
+
+    published: also the papers' wall-clock speedups, each on the row of our fastest decoder of its kind.
+    """
     style.check(frame, ratios.COLUMNS, "bench")
     frame, model = style.choose(frame, "model", model, "bench")
     frame = style.labelled(frame)
@@ -20,6 +23,7 @@ def draw(frame, *, model=None):
     count = pairs["decoder"].nunique()
     fig = style.figure(11, 1.2 + len(tasks) * (0.8 + 0.36 * count))
     axes = fig.subplots(len(tasks), 2, squeeze=False, sharey="row")
+    theirs = {}
     for row, task in enumerate(tasks):
         part = pairs[pairs["task"] == task]
         ranked = part.groupby("decoder")["time_speedup"].mean().sort_values(ascending=False).index.tolist()
@@ -27,6 +31,8 @@ def draw(frame, *, model=None):
             panel(ax, part, ranked, measure)
             ax.set_title(f"{task or 'prompts'}: {MEASURES[measure][0].lower()}")
             ax.set_xlabel(MEASURES[measure][1])
+        if published:
+            theirs |= {h.get_label(): h for h in papers.on_speedup(axes[row, 0], ranked, task)}
     equal = ratios.equality(frame)
     words = same_tokens(equal)
     repeats = int(frame["repeat"].nunique())
@@ -37,11 +43,12 @@ def draw(frame, *, model=None):
             pairs,
             None,
             "whiskers",
-            f"Bars: mean of per-prompt ratios, median of {repeats} repeat{'s' * (repeats != 1)}, prefill left out; dots: prompts. {words}",
+            f"Bars: mean of per-prompt ratios, median of {repeats} repeat{'s' * (repeats != 1)}, prefill left out; dots: prompts. {words}"
+            + f" {papers.CAPTION}, prefill counted ({papers.NEAREST})." * bool(theirs),
         ),
         _alt(model, pairs, words),
-        style.not_lossless_handles(pairs["decoder"].unique()),
-        2,
+        [*style.not_lossless_handles(pairs["decoder"].unique()), *theirs.values()],
+        3 if theirs else 2,
     )
 
 
