@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from decoders.rungs import COLUMNS, Record
+from decoders.rungs import COLUMNS, EMPTY, Record
 from loopscope.records import Result
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ class Certificate(Result):
     def of(cls, records: Iterable[Record], meta: Mapping[str, Any]) -> Certificate:
         import pandas as pd
 
-        return cls(pd.DataFrame(list(records), columns=list(COLUMNS)), meta)
+        frame = pd.DataFrame(list(records), columns=list(COLUMNS))
+        return cls(frame.astype({name: type(value) for name, value in EMPTY.items() if isinstance(value, (bool, int))}), meta)
 
     @property
     def failed(self) -> pd.DataFrame:
@@ -71,7 +72,7 @@ class Certificate(Result):
         ties = self.frame[self.frame["mismatch"]]
         audit = ties[["level", "model", "schedule", "case", "sequence", "first_difference", "margin", "deviation", "explained"]]
         return {"passed": self.passed, **self.meta, **self.counts(), "acceptance": dict(self.acceptance()),
-                "acceptance_between": self._between(), "near_tie_audit": audit.to_dict("records"),
+                "acceptance_between": self._between() if len(self.frame) and self.frame["proposed"].any() else None, "near_tie_audit": audit.to_dict("records"),
                 "failures": self.failed[["level", "model", "schedule", "case", "sequence", "verdict", "error"]].to_dict("records")}
 
     def _between(self) -> float:
@@ -110,7 +111,7 @@ class Certificate(Result):
             if (failed["case"] >= 0).any():
                 lines += ["Run one again with: loopscope verify --case NUMBER, and the same --decoder"]
             lines += [""]
-        state = "PASSED" if self.passed else "FAILED" if len(failed) or not len(self.frame) else "INCOMPLETE"
+        state = "PASSED" if self.passed else "FAILED" if len(failed) or self.complete else "INCOMPLETE"
         interrupted = "" if self.complete else ", interrupted: this certifies nothing"
         return "\n".join([*lines, *_origin(self.meta),
                           f"{state}: {total['generations']} generations, {total['tokens']} tokens{interrupted}"])

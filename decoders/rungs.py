@@ -54,8 +54,8 @@ def case_records(number: int, decoders: Sequence[Decoder | str] = KINDS) -> list
     try:
         verdicts = check(drawn)
     except Exception as error:  # a decoder that breaks down is what this looks for
-        return [{**_EMPTY, **shared, "error": f"{type(error).__name__}: {error}"}]
-    return [{**_EMPTY, **shared, "sequence": i, "prompt_length": v.generation.prompt_length, "limit": limit, **_facts_of_verdict(v, "L0")}
+        return [{**EMPTY, **shared, "error": f"{type(error).__name__}: {error}"}]
+    return [{**EMPTY, **shared, "sequence": i, "prompt_length": v.generation.prompt_length, "limit": limit, **_facts_of_verdict(v, "L0")}
             for i, (limit, v) in enumerate(zip(drawn.limits, verdicts))]
 
 
@@ -74,7 +74,7 @@ def model_records(load: Callable[[torch.dtype], LoopedCore], prompts: Sequence[A
 
 def _held(core: LoopedCore, decoder: Decoder, references: Sequence[Reference], level: str) -> list[Record]:
     first = references[0].session
-    shared = {**_EMPTY, "level": level, "model": core.source or core.family, "family": core.family, "decoder": kind_of(decoder),
+    shared = {**EMPTY, "level": level, "model": core.source or core.family, "family": core.family, "decoder": kind_of(decoder),
               "schedule": decoder.label, "depth": first.depth, "batch": len(references)}
     try:
         verdicts = verify_against(decoder, core, references)
@@ -84,14 +84,14 @@ def _held(core: LoopedCore, decoder: Decoder, references: Sequence[Reference], l
             for i, (r, v) in enumerate(zip(references, verdicts))]
 
 
-_EMPTY: Record = {
+EMPTY: Record = {
     "level": "L0", "model": "", "family": "", "decoder": "", "schedule": "", "case": -1, "depth": 0, "gain": float("nan"),
     "sampling": "greedy", "batch": 1, "sequence": 0, "prompt_length": 0, "limit": 0, "tokens": 0, "mismatch": False, "explained": False,
     "first_difference": -1, "margin": float("nan"), "deviation": float("nan"), "cache_gap": float("nan"), "cache_tolerance": float("nan"),
     "cache_mismatch": False, "recur": 0, "prelude": 0, "readout": 0, "rows": 0, "count_mismatch": False, "counts_exact": False,
     "drafts_checked": False, "draft_mismatch": False,
     "proposed": 0, "accepted": 0, "verdict": "", "error": ""}
-COLUMNS = tuple(_EMPTY)
+COLUMNS = tuple(EMPTY)
 
 
 def _facts_of(drawn: Case) -> Record:

@@ -77,7 +77,8 @@ def test_a_near_tie_is_counted_and_audited_and_does_not_fail_it():
 
 
 def test_nothing_and_an_interrupted_run_certify_nothing():
-    assert not certificate([]).passed and "FAILED" in certificate([]).text()
+    nothing = certificate([])
+    assert not nothing.passed and "FAILED" in nothing.text() and json.loads(json.dumps(nothing.facts()))["generations"] == 0
     part = certificate(complete=False)
     assert not part.passed and "INCOMPLETE" in part.text() and "certifies nothing" in part.text()
 
@@ -170,13 +171,14 @@ def test_a_case_that_breaks_down_is_told_again(few, monkeypatch):
 
 
 def test_an_interrupted_command_says_what_was_done(few, monkeypatch, tmp_path):
-    def interrupted(numbers, pool, workers):
-        yield case_records(numbers[0], pool)
-        raise KeyboardInterrupt
-    monkeypatch.setattr("decoders.rungs.random_records", interrupted)
-    code, out, _ = run("--out", tmp_path / "part")
-    assert code == 130 and "INCOMPLETE" in out
-    assert json.loads((tmp_path / "part/certificate.json").read_text())["passed"] is False
+    for done in (0, 1):
+        def interrupted(numbers, pool, workers, done=done):
+            yield from (case_records(number, pool) for number in numbers[:done])
+            raise KeyboardInterrupt
+        monkeypatch.setattr("decoders.rungs.random_records", interrupted)
+        code, out, _ = run("--out", tmp_path / f"part{done}")
+        assert code == 130 and "interrupted: this certifies nothing" in out
+        assert json.loads((tmp_path / f"part{done}/certificate.json").read_text())["passed"] is False
 
 
 def test_a_shipped_model_is_held_by_name(few):
