@@ -30,6 +30,15 @@ def test_the_hook_example_runs_behind_it(tmp_path):
     assert run.returncode == 0, run.stderr
 
 
+def test_the_decoding_example_runs_and_does_what_it_says():
+    block = next(b for b in BLOCKS if "Sampling" in b).replace('"Q: ..."', '"Q: ...", 12')
+    code = ("import torch, loopscope; torch.set_num_threads(1)\nmodel = loopscope.load('tiny-huginn')\n" + block
+            + "\nfrom decoders import Autoregressive\noptions = dict(sampling=Sampling(0.8, top_p=0.9), seed=7)"
+            "\nsaid = [d.generate(model, 'Q: ...', 12, **options).tokens for d in (decoder, Autoregressive())]\nassert said[0] == said[1]")
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
 def test_every_file_it_names_is_there():
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert (ROOT / target).exists(), target
