@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from decoders.autoregressive import Autoregressive
+from decoders.bench_journal import Group, Journal, facts_of
 from decoders.decoder import Decoder
+from decoders.draft_depths import acceptance_by_depth
 from decoders.generation import APPROXIMATE, LOSSLESS, LOSSY, Generation
 from loopscope.errors import SettingError
 from loopscope.records import Result
@@ -43,10 +45,19 @@ class AcceptanceResult(Result):
 
 
 @dataclass(frozen=True, eq=False)
+class AcceptanceByDepthResult(Result):
+    """Drafts compared with a target token and those accepted, by place in the run and by the depth they were made at."""
+
+    kind = "acceptance_by_depth"
+    columns = ("model", "task", "prompt", "decoder", "position", "depth", "compared", "accepted")
+
+
+@dataclass(frozen=True, eq=False)
 class BenchResult(Result):
-    """One row per prompt, repeat and decoder. `.acceptance` is a second table; `.summary()` one row per decoder."""
+    """One row per prompt, repeat and decoder. `.acceptance` and `.by_depth` are further tables; `.summary()` has a row per decoder."""
 
     acceptance: AcceptanceResult | None = None
+    by_depth: AcceptanceByDepthResult | None = None
     kind = "bench"
     columns = ("model", "task", "prompt", "repeat", "order", "decoder", "lossless", "tokens", "prefill_seconds", "decode_seconds",
                "recur_calls", "prelude_calls", "readout_calls", "rows", "proposed", "accepted", "token_mismatches", "repetition_rate")
@@ -54,9 +65,10 @@ class BenchResult(Result):
     later_columns = ("runs", "fidelity", "sampling", "reference", "reference_mismatches")
 
     def save(self, folder):
-        """Write FOLDER/bench.parquet and, if there is one, FOLDER/acceptance.parquet."""
-        if self.acceptance is not None:
-            self.acceptance.save(folder)
+        """Write FOLDER/bench.parquet and, where there are drafts, acceptance.parquet and acceptance_by_depth.parquet."""
+        for further in (self.acceptance, self.by_depth):
+            if further is not None and len(further.frame):
+                further.save(folder)
         return super().save(folder)
 
     def summary(self, resamples: int = 1000, seed: int = 0) -> pd.DataFrame:
@@ -86,7 +98,7 @@ class BenchResult(Result):
 
 def bench(model, prompts: Iterable[Any], decoders: Sequence[Decoder], task: str = "", max_new_tokens: int = 64, repeats: int = 1,
           seed: int = 0, *, depth: int | None = None, start_state=None, stop: Sequence[str] = (), sampling: Sampling | None = None,
-          warmup_tokens: int = 12, model_name: str | None = None,
+          warmup_tokens: int = 12, model_name: str | None = None, journal: Journal | None = None,
           progress: Callable[[int, int, str], None] | None = None) -> BenchResult:
     """Run every decoder on every prompt `repeats` times.
 
@@ -94,8 +106,10 @@ def bench(model, prompts: Iterable[Any], decoders: Sequence[Decoder], task: str 
     Sampling by shared noise, under which all lossless decoders still give the same tokens. token_mismatches counts places where
     the tokens differ from AR's (a difference in length counts too), reference_mismatches those where they differ from the
     reference's; repetition_rate is the share of 4-grams of the output that occurred before in it, since text that repeats itself
-    is easy to draft. progress: called with (decodes done, decodes planned, label).
-    Raises what `generate` raises, and SettingError for no prompts, no repeats, two decoders of one label or sampling by rejection.
+    is easy to draft. journal: an open Journal, which keeps every prompt as soon as it is decoded; those it holds already are not decoded
+    again. progress: called with (decodes done, decodes planned, label).
+    Raises what `generate` raises, SettingError for no prompts, no repeats, two decoders of one label or sampling by rejection, and
+    RunFolderError for a journal that was begun otherwise.
     """
     import pandas as pd
 
@@ -114,36 +128,62 @@ def bench(model, prompts: Iterable[Any], decoders: Sequence[Decoder], task: str 
     options = {"depth": depth, "seed": seed, "start_state": start_state}
     if sampling is not None:  # only where it is asked for: the plain loop is greedy
         options["sampling"] = sampling
-    references = {d.label: reference_of(d).label for d in decoders}
-    total, done = len(prompts) * repeats * len(decoders), 0
-    for d in decoders:
-        d.generate(core, prompts[0], max_new_tokens=min(warmup_tokens, max_new_tokens), **options)
-    rows, places, first, turn = [], [], {}, 0
+    if journal is not None:
+        journal.begin(facts_of(core, prompts=prompts, decoders=decoders, model=name, task=task, depth=core.check_depth(depth), seed=seed,
+                               start_state=start_state, max_new_tokens=max_new_tokens, repeats=repeats, stop=list(stop),
+                               sampling=repr(sampling), warmup_tokens=warmup_tokens))
+    total, groups = len(prompts) * repeats * len(decoders), []
+    if journal is None or len(journal.groups) < len(prompts) * repeats:
+        for d in decoders:
+            d.generate(core, prompts[0], max_new_tokens=min(warmup_tokens, max_new_tokens), **options)
+    first: dict[int, dict[str, list[int]]] = {}
     with _nothing_old_to_collect():
-        for repeat in range(repeats):
-            for index, prompt in enumerate(prompts):
+        for turn in range(repeats * len(prompts)):
+            repeat, index = divmod(turn, len(prompts))
+            group = None if journal is None else journal.groups.get((index, repeat))
+            if group is None:
                 outcomes: dict[str, tuple[int, Generation]] = {}
                 for order in range(len(decoders)):
                     d = decoders[(order + turn) % len(decoders)]
-                    outcomes[d.label] = order, _timed(d, core, prompt, max_new_tokens, stop, options)
-                    done += 1
+                    outcomes[d.label] = order, _timed(d, core, prompts[index], max_new_tokens, stop, options)
                     if progress is not None:
-                        progress(done, total, d.label)
-                turn += 1
-                expected = first.setdefault(index, {label: g.tokens for label, (_, g) in outcomes.items()})
-                for label in labels:
-                    order, g = outcomes[label]
-                    off = [mismatches(g.tokens, expected[other]) for other in ("AR", references[label])]
-                    rows.append((name, task, index, repeat, order, label, g.lossless, len(g.tokens), g.seconds.prefill, g.seconds.decode,
-                                 *g.calls, g.rows, g.proposed, g.accepted, off[0], repetition_rate(g.tokens), len(g.accept_lengths),
-                                 g.fidelity, _words(sampling), references[label], off[1]))
-                    if repeat == 0:
-                        places += [(name, task, index, label, *place) for place in g.acceptance_by_position() if place[1]]
+                        progress(turn * len(decoders) + order + 1, total, d.label)
+                group = _group((name, task, index), repeat, decoders, outcomes, first.get(index), _words(sampling))
+                if journal is not None:
+                    journal.add(group)
+            elif progress is not None:
+                progress((turn + 1) * len(decoders), total, "")
+            first.setdefault(index, group.tokens)
+            groups.append(group)
     meta = {"max_new_tokens": max_new_tokens, "seed": seed, "repeats": repeats, "depth": core.check_depth(depth), "prompts": len(prompts),
-            "sampling": _words(sampling)}
-    acceptance = AcceptanceResult(pd.DataFrame(places, columns=list(AcceptanceResult.columns)), meta)
-    columns = [*BenchResult.columns, *BenchResult.later_columns]
-    return BenchResult(pd.DataFrame(rows, columns=columns), meta, acceptance)
+            "sampling": _words(sampling)} | ({} if journal is None else {"sittings": journal.sittings})
+
+    def table(kind: type[Result], rows: str, further: Sequence[str] = ()) -> pd.DataFrame:
+        return pd.DataFrame([row for group in groups for row in getattr(group, rows)], columns=[*kind.columns, *further])
+
+    return BenchResult(table(BenchResult, "rows", BenchResult.later_columns), meta,
+                       AcceptanceResult(table(AcceptanceResult, "places"), meta),
+                       AcceptanceByDepthResult(table(AcceptanceByDepthResult, "depths"), meta))
+
+
+def _group(which: tuple[str, str, int], repeat: int, decoders: Sequence[Decoder], outcomes: dict[str, tuple[int, Generation]],
+           expected: dict[str, list[int]] | None, sampling: str) -> Group:
+    """The rows of one prompt and repeat. which: model, task and prompt; expected: every decoder's tokens in the first repeat."""
+    expected = {label: g.tokens for label, (_, g) in outcomes.items()} if expected is None else expected
+    group = Group(which[2], repeat)
+    for d in decoders:
+        order, g = outcomes[d.label]
+        reference = reference_of(d).label
+        off = [mismatches(g.tokens, expected[other]) for other in ("AR", reference)]
+        group.rows.append((*which, repeat, order, d.label, g.lossless, len(g.tokens), g.seconds.prefill, g.seconds.decode, *g.calls, g.rows,
+                           g.proposed, g.accepted, off[0], repetition_rate(g.tokens), len(g.accept_lengths), g.fidelity, sampling,
+                           reference, off[1]))
+        if repeat == 0:
+            group.tokens[d.label] = g.tokens
+            group.places += [(*which, d.label, *place) for place in g.acceptance_by_position() if place[1]]
+            two_stand = getattr(d, "second_depth", None) is not None
+            group.depths += [(*which, d.label, *place) for place in acceptance_by_depth(g, two_stand)]
+    return group
 
 
 def reference_of(decoder: Decoder) -> Decoder:

@@ -36,7 +36,7 @@ class SuiteFormat:
     """How the rows of one benchmark read. needs: fields that it is recognised by; a tuple among them means any one of its fields.
 
     question, example: a row as the text to continue, and as a worked example in front of it (None: it has no examples).
-    shots, new_tokens: what is published or customary. ids: fields that may hold a row's id.
+    shots, new_tokens, prompt_tokens: what is published or customary (docs/suites.md). ids: fields that may hold a row's id.
     """
 
     name: str
@@ -45,6 +45,7 @@ class SuiteFormat:
     example: Callable[[Mapping[str, Any]], str] | None = None
     shots: int = 0
     new_tokens: int = 512
+    prompt_tokens: int | None = None
     ids: tuple[str, ...] = ("id",)
 
     def fits(self, row: Mapping[str, Any]) -> bool:
@@ -114,7 +115,7 @@ def _finished(row: Mapping[str, Any]) -> str:
 # In the order in which they are looked for: of two whose fields a row has, the first is meant.
 FORMATS: dict[str, SuiteFormat] = {f.name: f for f in (
     SuiteFormat("chat", ("messages",), _chat),
-    SuiteFormat("spec-bench", ("turns", ("question_id", "category")), _turn, ids=("question_id", "id")),
+    SuiteFormat("spec-bench", ("turns", ("question_id", "category")), _turn, prompt_tokens=1024, ids=("question_id", "id")),
     SuiteFormat("mbpp", (("text", "prompt"), "code", "test_list"), _described,
                 lambda row: _described(row) + _text(row, "code").strip(), 3, ids=("task_id", "id")),
     SuiteFormat("humaneval", ("task_id", "prompt"), lambda row: _text(row, "prompt"), _finished, ids=("task_id", "id")),
@@ -303,7 +304,8 @@ def fit(core, prompts: Sequence[SuitePrompt], max_new_tokens: int, truncate: str
     if cut and truncate is None:
         longest = max(cut.values()) + room
         names = ", ".join(list(cut)[:3]) + (" ..." if len(cut) > 3 else "")
-        why = f"a context of {core.config.context} leaves no more beside {max_new_tokens} new ones" if room != most else "the most asked for"
+        why = f"a context of {core.config.context} leaves no more beside {max_new_tokens} new ones"
+        why = "the most asked for" if room == most else why
         raise ContextError(f"{len(cut)} of {len(prompts)} prompts are longer than {room} tokens ({why}): {names}; the longest has "
                            f"{longest}. Ask for fewer new tokens or shots, or cut them on the left (truncate='left', --truncate left)")
     return Fitted(rows, cut)
