@@ -72,7 +72,8 @@ class Certificate(Result):
         ties = self.frame[self.frame["mismatch"]]
         audit = ties[["level", "model", "schedule", "case", "sequence", "first_difference", "margin", "deviation", "explained"]]
         return {"passed": self.passed, **self.meta, **self.counts(), "acceptance": dict(self.acceptance()),
-                "acceptance_between": self._between() if len(self.frame) and self.frame["proposed"].any() else None, "near_tie_audit": audit.to_dict("records"),
+                "acceptance_between": self._between() if self.frame["proposed"].any() else None,
+                "near_tie_audit": audit.to_dict("records"),
                 "failures": self.failed[["level", "model", "schedule", "case", "sequence", "verdict", "error"]].to_dict("records")}
 
     def _between(self) -> float:
