@@ -10,14 +10,14 @@ from functools import lru_cache
 import pytest
 import torch
 
-from decoders import Autoregressive, DASWave, DraftThenVerify, Sampling, Wavefront
+from decoders import Autoregressive, DASWave, DraftThenVerify, LoopSpec, PromptLookup, Sampling, Wavefront
 from decoders.sampling import Greedy, Rejection, SharedNoise, chooser, gumbel
 from loopscope.errors import SettingError
 from loopscope.noise import keyed_uniform
 from loopscope.random_models import FAMILIES, make_random_core
 
 LOSSLESS = [DraftThenVerify(1, 4), DraftThenVerify(2, 3, "deep_v"), Wavefront(1), Wavefront(1, redraft=1), Wavefront(2, redraft=2),
-            DASWave(4, 1), DASWave(3, 2, growth=2, stable=1, bonus=False)]
+            LoopSpec(1, 2), DASWave(4, 1), DASWave(3, 2, growth=2, stable=1, bonus=False)]
 # Seeds are fixed, so a passing comparison stays one; the mutants of a sampler lie many orders of magnitude below.
 UNLIKELY = 1e-3
 
@@ -244,7 +244,8 @@ def test_a_token_is_independent_of_what_was_drafted_behind_it():
 
 
 VOCAB, LIMIT, SEEDS, DEPTH = 4, 4, 300, 3
-DRAWN = [Autoregressive(), DraftThenVerify(1, 2), DraftThenVerify(1, 3, "deep_kv"), Wavefront(1), Wavefront(1, redraft=1), DASWave(2, 1)]
+DRAWN = [Autoregressive(), DraftThenVerify(1, 2), DraftThenVerify(1, 3, "deep_kv"), Wavefront(1), Wavefront(1, redraft=1), LoopSpec(1, 2),
+         LoopSpec(1, 2, gate=0.3), DASWave(2, 1), PromptLookup(3, 1)]
 
 
 @lru_cache(maxsize=2)
