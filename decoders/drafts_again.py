@@ -102,7 +102,8 @@ class _Block:
         return chosen, [0.0 if self.deviation > _ROUNDING else float("inf")] * n
 
     def sequential(self, depth: int, size: int, eos) -> Redrafted:
-        tokens, margins = [self.first], []
+        tokens: list[int] = [self.first]
+        margins: list[float] = []
         for _ in range(size):  # every draft anew from the anchor on, as one chain of rows that all run to depth d
             x, state = self.open(tokens)
             for r in range(1, depth + 1):

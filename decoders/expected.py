@@ -113,7 +113,7 @@ def traced_calls(decoder: LoopSpec, generation: Generation) -> int:
     return path_calls(settled, depth)
 
 
-def _settled(decoder: Decoder, readings: Sequence[int], target: int, drafts: bool) -> int | None:
+def _settled(decoder: Wavefront | LoopSpec, readings: Sequence[int], target: int, drafts: bool) -> int | None:
     """At which depth a lane last drafted what was committed behind it. readings: what depths 1..T-1 say."""
     d, depth = decoder.draft_depth, len(readings) + 1
     if d >= depth or not drafts:

@@ -163,7 +163,7 @@ def opened(drawn: Case) -> tuple[LoopedCore, list[Reference], str | tuple[()]]:
     eos = {said[i % len(said)] for i in drawn.eos}
     stop = ""
     if drawn.stop is not None:
-        text, (at, length) = core.to_text(said), drawn.stop
+        text, (at, length) = str(core.to_text(said)), drawn.stop
         stop = text[at % len(text) :][:length]
     if eos or stop:
         references = [reference.ended(eos, stop) for reference in references]

@@ -47,7 +47,7 @@ class Reference:
 
     def ended(self, eos: Collection[int] = (), stop: str = "") -> Reference:
         """The same run, cut behind the first token that is an end or completes the stop string: what stopping must come to."""
-        new, text = self.new_tokens, self.session.core.to_string if stop else None
+        new, text = self.new_tokens, self.session.core.to_text if stop else None
         for n in range(1, len(new) + 1):
             if new[n - 1] in eos or (text is not None and stop in text(new[:n])):
                 return replace(self, count=n)

@@ -6,7 +6,7 @@ import json
 import os
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from decoders import Decoder
     from decoders.certificate import Certificate
 
+_Job = Generator[list[dict[str, Any]], None, None]  # the records of one case, or of one decoder, at a time
 FULL, SOME = 5000, 300  # generations on random models
 _PER_SEED = 1_000_000  # cases are numbered from seed times this
 _PROMPTS, _NEW_TOKENS = {False: 1, True: 4}, {False: 24, True: 64}  # of each built-in task, by --full
@@ -70,7 +71,7 @@ def _check(chosen: list[Decoder], workers: int, out: str | None) -> None:
         raise RunFolderError(f"{out} exists; choose another --out")
 
 
-def _on_random_models(pool: Sequence[Decoder | str], full: bool, seed: int, workers: int, stages: Stages) -> Iterator[list[dict[str, Any]]]:
+def _on_random_models(pool: Sequence[Decoder | str], full: bool, seed: int, workers: int, stages: Stages) -> _Job:
     from itertools import count
 
     import torch
@@ -93,7 +94,7 @@ def _on_random_models(pool: Sequence[Decoder | str], full: bool, seed: int, work
             yield records
 
 
-def _on_model(name: str, chosen: list[Decoder], full: bool, seed: int, threads: int, stages: Stages) -> Iterator[list[dict[str, Any]]]:
+def _on_model(name: str, chosen: list[Decoder], full: bool, seed: int, threads: int, stages: Stages) -> _Job:
     from decoders.rungs import LEVELS, model_records, schedules_for
 
     import loopscope
@@ -102,7 +103,10 @@ def _on_model(name: str, chosen: list[Decoder], full: bool, seed: int, threads: 
     decoders = chosen or schedules_for(core, core.config.depth)
     prompts = _prompts(core, _PROMPTS[full], seed)
     with stages.stage(f"{len(decoders)} decoders on {name} in float64, float32 and bfloat16"):
-        jobs = model_records(lambda dtype: loopscope.load(name, hooked=False, dtype=dtype), prompts, decoders, _NEW_TOKENS[full], seed=seed)
+        def load(dtype):
+            return loopscope.load(name, hooked=False, dtype=dtype).core
+
+        jobs = model_records(load, prompts, decoders, _NEW_TOKENS[full], seed=seed)
         for done, records in enumerate(jobs, start=1):
             stages.advance(done, len(decoders) * len(LEVELS))
             yield records
