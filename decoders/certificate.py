@@ -146,7 +146,8 @@ def _origin(meta: Mapping[str, Any]) -> list[str]:
     if "command" not in meta:
         return []
     versions = f"torch {meta['versions']['torch']}, Python {meta['python']}, commit {meta['git']}"
-    return [f"{meta['command']} (seed {meta.get('seed')}), {versions}"]
+    took = f", {meta['seconds']:.0f} s" if "seconds" in meta else ""
+    return [f"{meta['command']} (seed {meta.get('seed')}){took}, {versions}"]
 
 
 def _case(row: Any) -> str:

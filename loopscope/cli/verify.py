@@ -6,6 +6,7 @@ import json
 import os
 import random
 import sys
+import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,8 +43,10 @@ def run_verify(model: str | None, names: list[str] | None, *, full: bool, seed: 
     pool = [kind for name, d in zip(names or (), chosen) for kind in (_KINDS[kind_of(d)] if len(name.split()) == 1 else (d,))] or KINDS
     if case is not None:
         return _one_case(case, pool)
+    # What runs is what was on disk when it began.
+    facts = _facts(seed=seed, full=full, model=model, decoders=[d.label for d in chosen], workers=workers)
     records: list[dict[str, Any]] = []
-    complete = False
+    complete, begin = False, time.monotonic()
     with Stages([1.0]) as stages:
         job = _on_model(model, chosen, full, seed, threads, stages) if model else _on_random_models(pool, full, seed, workers, stages)
         try:
@@ -52,7 +55,7 @@ def run_verify(model: str | None, names: list[str] | None, *, full: bool, seed: 
             complete = True
         except KeyboardInterrupt:
             job.close()
-    certificate = Certificate.of(records, _facts(seed=seed, complete=complete, full=full, model=model, decoders=[d.label for d in chosen]))
+    certificate = Certificate.of(records, {**facts, "complete": complete, "seconds": round(time.monotonic() - begin, 1)})
     print(certificate.text())
     if out is not None:
         _save(certificate, out)
