@@ -28,6 +28,13 @@ Task = Annotated[str, typer.Option(help="Built-in held-out prompts to use: maths
 Count = Annotated[int, typer.Option("--prompts", min=1, help="How many of them. Intervals are over prompts, so more is narrower.")]
 Texts = Annotated[list[str] | None, typer.Option("--prompt", help="Your own text instead of the built-in prompts; may be repeated.")]
 OutMaybe = Annotated[str | None, typer.Option("--out", help="Save tables and figures in this new folder.")]
+SuiteFile = Annotated[str | None, typer.Option("--suite", metavar="FILE", help="Prompts from a file of JSON lines instead: GSM8K, "
+                                               "MATH-500, HumanEval, MBPP, Spec-Bench, plain texts or chats (docs/suites.md).")]
+SuiteFormat = Annotated[str | None, typer.Option(metavar="NAME", help="Its format. Default: seen from the fields of its first line.")]
+Limit = Annotated[int | None, typer.Option(help="With --suite: at most so many prompts. Default: all.")]
+Shots = Annotated[int | None, typer.Option(help="With --suite: worked examples before each question, from the file's first rows.")]
+Truncate = Annotated[str | None, typer.Option(metavar="left", help="With --suite: cut prompts that are too long on the left. "
+                                              "Default: refuse them.")]
 Start = Annotated[str, typer.Option(help="Start state of the loop: keyed (the checkpoint's own random draw, fixed per seed and position) "
                                          "or zero. Models without a start state ignore it.")]
 Depth = Annotated[int | None, typer.Option(help="Full depth T: recurrences per token. Default: the model's own.")]
@@ -89,6 +96,7 @@ def probe(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Texts 
           depth: Depth = None,
           new_tokens: Annotated[int, typer.Option("--new-tokens", min=0, help="Greedy tokens that continue each prompt before it is "
                                                   "read. 0: the prompt alone.")] = 0,
+          suite: SuiteFile = None, suite_format: SuiteFormat = None, limit: Limit = None, shots: Shots = None, truncate: Truncate = None,
           seed: Seed = 0, threads: Threads = 1) -> None:
     """What changes with recurrence depth.
 
@@ -98,8 +106,10 @@ def probe(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Texts 
     distribution still is (KL, in nats).
     """
     from loopscope.cli.study import run_probe
+    from loopscope.cli.suite import texts_or_suite
 
-    run_probe(model, task=task, count=prompts, texts=prompt, out=out, start=start, depth=depth, new_tokens=new_tokens, seed=seed,
+    texts, _ = texts_or_suite(prompt, suite, suite_format, limit, shots, truncate, new_tokens + 1)
+    run_probe(model, task=task, count=prompts, texts=texts, out=out, start=start, depth=depth, new_tokens=new_tokens, seed=seed,
               threads=threads)
 
 
@@ -111,7 +121,8 @@ def intervene(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Te
                                                       "judged there. 0: on the prompt itself.")] = 48,
               positions: Positions = 96, grid: Grid = False,
               draft_depth: Annotated[int, typer.Option(min=1, help="Recurrences of the draft in the grid.")] = 1,
-              seed: Seed = 0, threads: Threads = 1) -> None:
+              suite: SuiteFile = None, suite_format: SuiteFormat = None, limit: Limit = None, shots: Shots = None,
+              truncate: Truncate = None, seed: Seed = 0, threads: Threads = 1) -> None:
     """What happens if a shallow draft reads the prefix at another depth.
 
     A draft that has run d of T recurrences attends to the prefix: by default to the keys and values that the prefix had at
@@ -120,8 +131,10 @@ def intervene(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Te
     with bootstrap intervals over prompts; controls read shuffled values, another prompt's values, and noise.
     """
     from loopscope.cli.study import run_intervene
+    from loopscope.cli.suite import texts_or_suite
 
-    run_intervene(model, task=task, count=prompts, texts=prompt, out=out, start=start, depth=depth, new_tokens=new_tokens,
+    texts, _ = texts_or_suite(prompt, suite, suite_format, limit, shots, truncate, new_tokens + 1)
+    run_intervene(model, task=task, count=prompts, texts=texts, out=out, start=start, depth=depth, new_tokens=new_tokens,
                   positions=positions, grid=grid, draft_depth=draft_depth, seed=seed, threads=threads)
 
 
@@ -186,21 +199,32 @@ def decode(
 @guarded
 def bench(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Texts = None, out: OutMaybe = None,
           decoder: Decoders = None,
-          max_new_tokens: Annotated[int, typer.Option(help="New tokens per prompt.")] = 64,
+          max_new_tokens: Annotated[int | None, typer.Option(help="New tokens per prompt. Default: 64.")] = None,
           repeats: Annotated[int, typer.Option(min=1, help="Times each prompt is decoded.")] = 2,
+          suite: SuiteFile = None, suite_format: SuiteFormat = None, limit: Limit = None, shots: Shots = None, truncate: Truncate = None,
+          as_published: Annotated[bool, typer.Option("--as-published", help="With --suite: the shots and new tokens that the papers give, "
+                                                     "or else the usual ones (docs/suites.md).")] = False,
+          fresh: Annotated[bool, typer.Option("--fresh", help="Throw away what an interrupted run left for this --out.")] = False,
+          all_definitions: Annotated[bool, typer.Option("--all-definitions", help="Also print the speedup by each of the definitions in "
+                                                        "use.")] = False,
           plain_loop: Annotated[bool, typer.Option("--plain-loop", help="Also time a plain cached loop over the same modules, written as "
                                                    "a user of transformers would: is ar a fair baseline?")] = False,
           depth: Depth = None, start: Start = "keyed", seed: Seed = 0, threads: Threads = 1) -> None:
-    """Time decoders against plain decoding on the same prompts.
+    """Time decoders against plain decoding on the same prompts: built-in ones, your own, or those of a file (--suite).
 
     Orders alternate, warm-up is left out, prefill is timed apart, and every output is compared with plain decoding's, token by
     token. Speedups are given with 95 % bootstrap intervals over prompts. A decoder that is approximate or lossy says so, and is also
     compared with the plain decoding that makes the same approximation.
-    """
-    from loopscope.cli.decode import run_bench
 
-    run_bench(model, decoder, task=task, count=prompts, texts=prompt, out=out, max_new_tokens=max_new_tokens, repeats=repeats, depth=depth,
-              start=start, seed=seed, threads=threads, plain_loop=plain_loop)
+    With --out every prompt is kept in DIR.partial as soon as it is decoded. After Ctrl-C, a kill or a power cut the same command goes
+    on from there, if model, settings, prompts, code and machine are the same.
+    """
+    from loopscope.cli.bench import run_bench
+    from loopscope.cli.suite import texts_or_suite
+
+    texts, new = texts_or_suite(prompt, suite, suite_format, limit, shots, truncate, max_new_tokens, 64, as_published)
+    run_bench(model, decoder, task=task, count=prompts, texts=texts, out=out, max_new_tokens=new, repeats=repeats, depth=depth, start=start,
+              seed=seed, threads=threads, plain_loop=plain_loop, fresh=fresh, all_definitions=all_definitions)
 
 
 @app.command(short_help="DAS-Wave's eight switches: carry x deep K x deep V.")
@@ -215,7 +239,8 @@ def factorial(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Te
                                                   "not.")] = False,
               max_new_tokens: Annotated[int, typer.Option(help="New tokens per prompt.")] = 64,
               repeats: Annotated[int, typer.Option(min=1, help="Times each prompt is decoded.")] = 1,
-              depth: Depth = None, start: Start = "keyed", seed: Seed = 0, threads: Threads = 1) -> None:
+              suite: SuiteFile = None, suite_format: SuiteFormat = None, limit: Limit = None, shots: Shots = None,
+              truncate: Truncate = None, depth: Depth = None, start: Start = "keyed", seed: Seed = 0, threads: Threads = 1) -> None:
     """What carried states, deep keys and deep values each bring to DAS-Wave, and what only together.
 
     All eight combinations of the three switches decode the same prompts beside plain decoding. Printed are, per cell, drafts
@@ -224,8 +249,10 @@ def factorial(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Te
     injects nothing into its loop can carry nothing; it runs the four cells without carry.
     """
     from loopscope.cli.factorial import run_factorial
+    from loopscope.cli.suite import texts_or_suite
 
-    run_factorial(model, task=task, count=prompts, texts=prompt, out=out, rounds=rounds, updates=updates, capacity=capacity,
+    texts, _ = texts_or_suite(prompt, suite, suite_format, limit, shots, truncate, max_new_tokens)
+    run_factorial(model, task=task, count=prompts, texts=texts, out=out, rounds=rounds, updates=updates, capacity=capacity,
                   initial_width=initial_width, growth=growth, bonus=bonus, max_new_tokens=max_new_tokens, repeats=repeats, depth=depth,
                   start=start, seed=seed, threads=threads)
 

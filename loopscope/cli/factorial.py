@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loopscope.cli.progress import Stages
-from loopscope.cli.study import open_model, print_table, read_texts, save, start_state
+from loopscope.cli.study import open_model, print_table, read_texts, recorded, save, start_state
 
 
 def run_factorial(model: str, *, task, count, texts, out, rounds, updates, capacity, initial_width, growth, bonus, max_new_tokens, repeats,
@@ -38,7 +38,7 @@ def run_factorial(model: str, *, task, count, texts, out, rounds, updates, capac
               "with room for more; try fewer --rounds with a larger --initial-width")
     wrong = int(result.frame.token_mismatches.sum())
     print(f"\ntokens equal to AR's in every cell: {'yes' if not wrong else f'no, {wrong} differ'}")
-    save([result], out, model=core.source, prompts=prompts, seed=seed)
+    save([result], out, model=core.source, prompts=recorded(texts, prompts), seed=seed)
 
 
 def _between(middle: float, low: float, high: float, sign: str = "") -> str:

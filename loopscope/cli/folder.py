@@ -19,7 +19,7 @@ def run_folder(out: str | os.PathLike) -> Iterator[Path]:
     Raises RunFolderError where OUT exists already (another run is never overwritten) or cannot be made.
     """
     out = Path(os.path.abspath(os.path.expanduser(out)))
-    _refuse_existing(out)
+    refuse_existing(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f"{out.name}.part-", dir=out.parent))
@@ -28,7 +28,7 @@ def run_folder(out: str | os.PathLike) -> Iterator[Path]:
     try:
         part.chmod(0o777 & ~_umask())  # mkdtemp's folders are private; a finished run is an ordinary folder
         yield part
-        _refuse_existing(out)  # another run may have taken the name meanwhile
+        refuse_existing(out)  # another run may have taken the name meanwhile
         try:
             os.rename(part, out)
         except OSError as error:
@@ -38,7 +38,9 @@ def run_folder(out: str | os.PathLike) -> Iterator[Path]:
             shutil.rmtree(part, ignore_errors=True)
 
 
-def _refuse_existing(out: Path) -> None:
+def refuse_existing(out: str | os.PathLike) -> None:
+    """Another run is never overwritten: RunFolderError where `out` exists."""
+    out = Path(os.path.abspath(os.path.expanduser(out)))
     if os.path.lexists(out):
         raise RunFolderError(f"{out} exists; choose another --out")
 

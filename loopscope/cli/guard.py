@@ -32,8 +32,8 @@ def guarded(command: Callable) -> Callable:
             with warnings.catch_warnings():
                 warnings.showwarning = show
                 return command(*args, **kwargs)
-        except KeyboardInterrupt:
-            _end("interrupted; nothing was left behind", INTERRUPTED)
+        except KeyboardInterrupt as stopped:
+            _end(str(stopped) or "interrupted; nothing was left behind", INTERRUPTED)
         except LoopscopeError as error:
             _end(f"error: {error}", REFUSED)
         except OSError as error:

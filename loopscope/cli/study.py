@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loopscope.cli.folder import run_folder
+from loopscope.cli.suite import Suite
 from loopscope.errors import SettingError
 
 if TYPE_CHECKING:
@@ -42,13 +43,20 @@ def start_state(name: str) -> str | None:
     return "zero" if name == "zero" else None
 
 
-def read_texts(core: LoopedCore, task: str, count: int, texts: Sequence[str] | None, seed: int) -> tuple[str, list]:
-    """(task label, prompts): the user's own texts, or built-in ones."""
+def read_texts(core: LoopedCore, task: str, count: int, texts: Sequence[str] | Suite | None, seed: int) -> tuple[str, list]:
+    """(task label, prompts): those of a suite, the user's own texts, or built-in ones."""
     from loopscope.tiny.prompts import prompts
 
+    if isinstance(texts, Suite):
+        return texts.label, texts.tokens(core)
     if texts:
         return "own", list(texts)
     return task, prompts(task, count, seed)
+
+
+def recorded(texts: Sequence[str] | Suite | None, prompts: list) -> Any:
+    """What a manifest says of the prompts: a suite by file and rows, others in full."""
+    return texts.facts() if isinstance(texts, Suite) else prompts
 
 
 def continued(core: LoopedCore, prompts: Iterable[str], tokens: int, seed: int, depth: int | None = None, advance=None) -> list[list[int]]:
@@ -79,7 +87,7 @@ def run_probe(model: str, *, task, count, texts, out, start, depth, new_tokens, 
     table = table.join(lens.groupby("depth")[["agreement", "kl_nats", "loss_nats"]].mean())
     print(f"{core.source}, {len(prompts)} prompts ({label}), start {start}: cosine to full depth, and what stopping there would say")
     print(table.round(3).to_string())
-    save(results, out, model=core.source, prompts=prompts, seed=seed)
+    save(results, out, model=core.source, prompts=recorded(texts, prompts), seed=seed)
 
 
 def run_intervene(model: str, *, task, count, texts, out, start, depth, new_tokens, positions, grid, draft_depth, seed, threads) -> None:
@@ -101,7 +109,7 @@ def run_intervene(model: str, *, task, count, texts, out, start, depth, new_toke
         cells = results[-1].frame.pivot_table(index="k_depth", columns="v_depth", values="agreement")
         print(f"draft of depth {draft_depth}; rows: depth of the prefix's keys, columns: of its values")
         print(cells.round(3).to_string())
-    save(results, out, model=core.source, prompts=prompts, seed=seed)
+    save(results, out, model=core.source, prompts=recorded(texts, prompts), seed=seed)
 
 
 def save(results: Iterable[Result], out: str | None, **facts) -> None:
