@@ -71,8 +71,9 @@ class DASWave(Decoder):
         """Active positions W in round j (from 0)."""
         return min(most, self.initial_width + self.growth * round_index)
 
-    def _refine(self, session: Session, anchor: int, most: int, policy: ReadPolicy, carry: bool, freeze: bool) -> Steps:
-        """Up to J rounds from the anchor -> guesses y_1..y_W, cut behind the first EOS."""
+    def _refine(self, session: Session, anchor: int, most: int, policy: ReadPolicy, carry: bool, freeze: bool,
+                history: list[list[int]] | None = None) -> Steps:
+        """Up to J rounds from the anchor -> guesses y_1..y_W, cut behind the first EOS. history: gets the guesses of every round."""
         first = session.tokens[-1]
         tokens = torch.tensor([[first]], device=session.core.device)  # z_0.., z_0 the anchor
         state, counts, embedded, calm = None, [], tokens[:, :0], 0
@@ -97,6 +98,8 @@ class DASWave(Decoder):
                 state, counts = yield from self._advance(session, state, x, anchor, counts, policy, freeze)
             following = yield session.read(state, Chain(anchor, width), GUESS)  # shifted readout; the last one seeds the next position
             tokens = torch.cat((tokens[:, :1], following[None]), 1)
+            if history is not None:
+                history.append(tokens[0, 1:].tolist())
             if self.stable is not None:
                 calm = calm + 1 if j and torch.equal(tokens[:, : before.shape[1]], before[:, : width + 1]) else 0
                 if calm >= self.stable:

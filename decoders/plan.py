@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from decoders.autoregressive import Autoregressive
+from decoders.das_wave import DASWave
 from decoders.decoder import Decoder
 from decoders.loopspec import LoopSpec
 from decoders.named import decoder as by_label
@@ -27,6 +28,7 @@ from loopscope.records import Result
 if TYPE_CHECKING:
     from decoders.bench import BenchResult
     from decoders.calibrate import Calibration
+    from decoders.carried import Refinements
     from probes.replay import ReplayResult
 
 LABEL = "first plan"
@@ -142,11 +144,12 @@ class Plan(Result):
 
 
 def rank(findings: Mapping[str, Any] | Findings, calibration: Calibration, *, replay: ReplayResult | None = None,
-         depth: int | None = None, injects: bool | None = None, task: str | None = None, start: str | None = None,
+         refinements: Refinements | None = None, depth: int | None = None, injects: bool | None = None, task: str | None = None, start: str | None = None,
          decoders: Sequence[Decoder] | None = None, seed: int = 0) -> Plan:
     """Rank schedules by predicted seconds per committed token.
 
     replay: text at every depth (decoders.replay.replay); decoders it covers are predicted from it, prompt by prompt.
+    refinements: blocks of the same texts (decoders.carried.Refinements), which do the same for DAS-Wave.
 
     findings: the tables "depth_lens" and "prefix_channels" (results or frames; the second may be missing), of which
     `task` and `start` choose rows. calibration: what calls cost on this machine. depth and injects: the model's T and
@@ -162,7 +165,7 @@ def rank(findings: Mapping[str, Any] | Findings, calibration: Calibration, *, re
     found = findings if isinstance(findings, Findings) else Findings(findings, task=task, start=start)
     compared = {d.label: d for d in (decoders or schedules(depth))}
     compared.setdefault("AR", Autoregressive())
-    played = _played(replay, compared.values(), calibration)
+    played = _played(replay, refinements, compared.values(), calibration)
     predicted = {label: p for label, d in compared.items() if (p := played[label].mean() if label in played else _from_agreements(
         d, found, calibration, depth, injects))}
     order = sorted(predicted, key=lambda label: predicted[label].seconds_per_token)
@@ -202,20 +205,25 @@ class _Played:
         return Prediction(calls / tokens, seconds / tokens, accepted / runs if runs else 0.0)
 
 
-def _played(replay: ReplayResult | None, decoders: Iterable[Decoder], calibration: Calibration) -> dict[str, _Played]:
+def _played(replay: ReplayResult | None, refinements: Refinements | None, decoders: Iterable[Decoder],
+            calibration: Calibration) -> dict[str, _Played]:
     """Outcome of every decoder that the replay covers, by label; prompts that end with their first token have nothing to decode."""
     from decoders.replay import replayed
 
-    texts = [] if replay is None else [text for text in replay.prompts() if text.lanes]
+    texts = [] if replay is None else [(i, text) for i, text in enumerate(replay.prompts()) if text.lanes]
     out: dict[str, _Played] = {}
     for decoder in decoders if texts else ():
         if isinstance(decoder, LoopSpec):
             continue  # a tree's calls have no price in the sweep yet
-        outcomes = [replayed(text, decoder) for text in texts]
-        if all(o is not None for o in outcomes):
-            cost = [calibration.cost(o.widths, o.readout, o.prelude, decoder.label) for o in outcomes]
-            out[decoder.label] = _Played([o.recur for o in outcomes], cost, [text.lanes for text in texts], [o.accepted for o in outcomes],
-                                         [len(o.runs) for o in outcomes], all(o.exact for o in outcomes))
+        if isinstance(decoder, DASWave):
+            outcomes = [refinements.outcome(i, decoder) for i, _ in texts] if refinements is not None else [None]
+        else:
+            outcomes = [replayed(text, decoder) for _, text in texts]
+        known = [o for o in outcomes if o is not None]
+        if len(known) == len(outcomes):
+            cost = [calibration.cost(o.widths, o.readout, o.prelude, decoder.label) for o in known]
+            out[decoder.label] = _Played([o.recur for o in known], cost, [text.lanes for _, text in texts], [o.accepted for o in known],
+                                         [len(o.runs) for o in known], all(o.exact for o in known))
     return out
 
 

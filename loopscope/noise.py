@@ -40,4 +40,4 @@ def keyed_uniform(seed: int, sequence: int, positions: Sequence[int] | Tensor, w
         key = _mix(key ^ _as_int64(stream * 0xD1342543DE82EF95))
     key = _mix(key + torch.as_tensor(positions, dtype=torch.int64, device=device)[:, None] * _GOLDEN)
     bits = _mix(key + torch.arange(1, width + 1, dtype=torch.int64, device=device) * _GOLDEN)
-    return (_shift_right(bits, 11).double() + 0.5) / (1 << 53)
+    return ((_shift_right(bits, 11).double() + 0.5) / (1 << 53)).clamp(max=1 - 2**-53)  # the largest draw would round to 1
