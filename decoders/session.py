@@ -65,7 +65,7 @@ class Session:
         self.runs: list[Run] = []
         self.rounds: list[int] = []  # of each block, where a decoder refines blocks
         self._run = 0
-        self.trace: list[Event] = []
+        self._trace: list[Any] = []  # events, and (tick, rows) for what ran
         self.tick = 0
         self._begin = time.perf_counter()
 
@@ -223,13 +223,24 @@ class Session:
             self._run = 0
 
     def event(self, position: int, depth: int, event: str, token: int = -1) -> None:
-        self.trace.append(Event(self.tick, position, depth, event, token))
+        self._trace.append(Event(self.tick, position, depth, event, token))
 
     def ran(self, rows: Rows) -> None:
         """Record one tick of these rows, and count it."""
         self.tick += 1
-        tick = self.tick
-        self.trace.extend(Event(tick, p, r, "run", -1) for p, r in zip(rows.positions, rows.depths))
+        self._trace.append((self.tick, rows))
+
+    @property
+    def trace(self) -> list[Event]:
+        """What happened, event by event; the rows of a tick are spelled out when somebody looks."""
+        out: list[Event] = []
+        for entry in self._trace:
+            if isinstance(entry, Event):
+                out.append(entry)
+            else:
+                tick, rows = entry
+                out += [Event(tick, p, r, "run", -1) for p, r in zip(rows.positions, rows.depths)]
+        return out
 
     def result(self, decoder: Any) -> Generation:
         """What has been committed so far, as `decoder` (its label and fidelity) gave it."""
@@ -244,7 +255,7 @@ class Session:
             decoder=decoder.label, fidelity=decoder.fidelity, tokens=self.new_tokens, text=text,
             calls=Calls(self.counts["recur"], self.counts["prelude"], self.counts["readout"]), rows=self.counts["rows"],
             proposed=self.proposed, accepted=self.accepted, runs=list(self.runs),
-            seconds=Seconds(self.prefill_seconds, decode_seconds), trace=list(self.trace), prompt_length=self.prompt_length,
+            seconds=Seconds(self.prefill_seconds, decode_seconds), trace=self.trace, prompt_length=self.prompt_length,
             depth=self.depth)
 
 

@@ -164,12 +164,20 @@ class ChainPlan(Plan):
             self.causal, self.mask = False, cache.additive(readable(at, at, rows.prefix))
 
     def rotary(self, table):
-        return table[token_positions(self.rows, table.device)] if self.rows.pads else table[self.start:self.end]
+        if self.rows.pads:
+            return table[token_positions(self.rows, table.device)]
+        kept = self.cache.angles  # all recurrences of a token turn by the same angles
+        if kept is None or kept[0] is not table or kept[1] != self.start or kept[2] != self.end:
+            kept = self.cache.angles = table, self.start, self.end, table[self.start : self.end]
+        return kept[3]
 
     def attend(self, cached, q, k, v, pattern=None):
-        keys, values = cached[0].select(1, self.k_slot), cached[1].select(1, self.v_slot)
-        keys.narrow(2, self.start, self.count).copy_(k.transpose(1, 2))
-        values.narrow(2, self.start, self.count).copy_(v.transpose(1, 2))
+        slots = cached.slots
+        keys, keys_by_row, values, values_by_row = slots[self.k_slot]
+        if self.v_slot != self.k_slot:
+            _, _, values, values_by_row = slots[self.v_slot]
+        keys_by_row.narrow(1, self.start, self.count).copy_(k)
+        values_by_row.narrow(1, self.start, self.count).copy_(v)
         low, mask = (self.low, self.near) if self.low and pattern is None else (0, self.mask)
         z = softmax_attention(q.transpose(1, 2), keys.narrow(2, low, self.end - low), values.narrow(2, low, self.end - low),
                               mask, self.causal, pattern)
@@ -408,6 +416,9 @@ def core_plan(rows: Rows, cache: DepthCache | CacheGroup | None, policy: ReadPol
     """
     if cache is None:
         return _uncached(rows)
+    if policy is ALIGNED and type(rows) is Chain:  # the most frequent call, first
+        slot = cache.slot(rows.depth)
+        return ChainPlan(cache, rows, slot, slot)
     if isinstance(rows, Merged):
         return _merged(rows, [core_plan(part, own, read) for part, own, read in zip(rows.parts, cache.members, policy)])
     if isinstance(rows, Tree):

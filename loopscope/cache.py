@@ -16,6 +16,21 @@ if TYPE_CHECKING:
 _SQUARE_MASK_LIMIT = 4096
 
 
+class LayerCache(tuple):
+    """The K and V buffers of one layer, and views of every slot, made once: a decode loop asks for the same ones at each token."""
+
+    def __init__(self, pair) -> None:
+        self._slots: list | None = None
+
+    @property
+    def slots(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Per slot K and V, each as [batch, kv_heads, positions, d_head] and as [batch, positions, kv_heads, d_head]."""
+        if self._slots is None:
+            views = [[(b[:, s], b[:, s].transpose(1, 2)) for s in range(b.shape[1])] for b in self]
+            self._slots = [(k[0], k[1], v[0], v[1]) for k, v in zip(*views)]
+        return self._slots
+
+
 class DepthCache:
     """Preallocated K/V, one K and one V tensor per layer, shape [batch, slots, kv_heads, capacity, d_head].
 
@@ -56,13 +71,14 @@ class DepthCache:
 
         def pair(slots: int, block: str) -> tuple[torch.Tensor, torch.Tensor]:
             shape, where = (batch, slots, config.n_kv_heads, self.cells, config.d_head), (placement or {}).get(block, self.device)
-            return (torch.zeros(shape, dtype=dtype, device=where), torch.zeros(shape, dtype=dtype, device=where))
+            return LayerCache((torch.zeros(shape, dtype=dtype, device=where), torch.zeros(shape, dtype=dtype, device=where)))
 
         stacks = ["blocks"] + ["low"] * config.inner_cycles
         self.prelude = [pair(1, f"prelude.{i}") for i in range(config.n_prelude)]
         self.core = [pair(self.slots, f"{stack}.{i}") for stack in stacks for i in range(config.n_core)]
         self.coda = [pair(1, f"coda.{i}") for i in range(config.n_coda)]
         self._square: torch.Tensor | None = None
+        self.angles: tuple | None = None  # rotary table, start, end and the rows of the last chain (loopscope/attention.py)
 
     def slot(self, depth: int) -> int:
         """The core slot of depth r. Raises DepthError outside 1..depth."""
@@ -136,7 +152,7 @@ class DepthCache:
         other = object.__new__(DepthCache)
         other.__dict__.update(self.__dict__)
         for part in ("prelude", "core", "coda"):
-            setattr(other, part, [(k.clone(), v.clone()) for k, v in getattr(self, part)])
+            setattr(other, part, [LayerCache((k.clone(), v.clone())) for k, v in getattr(self, part)])
         return other
 
     def additive(self, allowed: torch.Tensor) -> torch.Tensor:

@@ -214,6 +214,10 @@ class LoopedCore(TextMixin, nn.Module):
         plan = core_plan(rows, cache, policy)
         table = plan.rotary(self.rotary_table)
         h = self.inject(state, x)
+        if tap is None and cache is not None:
+            for block, cached in zip(self.blocks, cache.core):
+                h = block(h, plan, cached, table)
+            return self.close_loop(h)
         for layer, block in enumerate(self.blocks):
             h = block(h, plan, cache and cache.core[layer], table, tap and tap.block(layer, rows))
         h = self.close_loop(h)
@@ -333,8 +337,8 @@ class LoopedCore(TextMixin, nn.Module):
     @property
     def rotary_table(self) -> Tensor:
         """The rotary table, made on first use (it is not a parameter), for all positions that a call or cache has reached."""
-        if self._table is None or self._table.device != self.device \
-                or (self._table_dtype != self.dtype):
+        weight = self.wte.weight  # once: looking a parameter up is dear in a loop
+        if self._table is None or self._table.device != weight.device or self._table_dtype != weight.dtype:
             with torch.inference_mode(False):
                 self._table = self.make_rotary_table(self._table_positions).to(self.device)
             self._table_dtype = self.dtype
