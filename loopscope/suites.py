@@ -36,7 +36,8 @@ class SuiteFormat:
     """How the rows of one benchmark read. needs: fields that it is recognised by; a tuple among them means any one of its fields.
 
     question, example: a row as the text to continue, and as a worked example in front of it (None: it has no examples).
-    shots, new_tokens, prompt_tokens: what is published or customary (docs/suites.md). ids: fields that may hold a row's id.
+    shots, new_tokens, prompt_tokens: what is published or customary (docs/suites.md), None where nothing is.
+    ids: fields that may hold a row's id.
     """
 
     name: str
@@ -44,7 +45,7 @@ class SuiteFormat:
     question: Callable[[Mapping[str, Any]], Any]
     example: Callable[[Mapping[str, Any]], str] | None = None
     shots: int = 0
-    new_tokens: int = 512
+    new_tokens: int | None = None
     prompt_tokens: int | None = None
     ids: tuple[str, ...] = ("id",)
 
@@ -115,11 +116,11 @@ def _finished(row: Mapping[str, Any]) -> str:
 # In the order in which they are looked for: of two whose fields a row has, the first is meant.
 FORMATS: dict[str, SuiteFormat] = {f.name: f for f in (
     SuiteFormat("chat", ("messages",), _chat),
-    SuiteFormat("spec-bench", ("turns", ("question_id", "category")), _turn, prompt_tokens=1024, ids=("question_id", "id")),
+    SuiteFormat("spec-bench", ("turns", ("question_id", "category")), _turn, None, 0, 512, 1024, ids=("question_id", "id")),
     SuiteFormat("mbpp", (("text", "prompt"), "code", "test_list"), _described,
-                lambda row: _described(row) + _text(row, "code").strip(), 3, ids=("task_id", "id")),
-    SuiteFormat("humaneval", ("task_id", "prompt"), lambda row: _text(row, "prompt"), _finished, ids=("task_id", "id")),
-    SuiteFormat("gsm8k", ("question", "answer"), _asked, lambda row: f"{_asked(row)} {_text(row, 'answer').strip()}", 8),
+                lambda row: _described(row) + _text(row, "code").strip(), 3, 512, ids=("task_id", "id")),
+    SuiteFormat("humaneval", ("task_id", "prompt"), lambda row: _text(row, "prompt"), _finished, 0, 512, ids=("task_id", "id")),
+    SuiteFormat("gsm8k", ("question", "answer"), _asked, lambda row: f"{_asked(row)} {_text(row, 'answer').strip()}", 8, 512),
     SuiteFormat("math500", ("problem", "solution"), _problem, lambda row: _problem(row) + _text(row, "solution").strip(), 4, 1024,
                 ids=("unique_id", "id")),
     SuiteFormat("plain", (("prompt", "text"),), lambda row: _text(row, "prompt", "text")),

@@ -73,6 +73,8 @@ def texts_or_suite(texts: Sequence[str] | None, path: str | None, format: str | 
     from loopscope.suites import read_suite, recognise, suite_format
 
     known, most = recognise(path) if format is None else suite_format(format), None
+    if as_published and known.new_tokens is None:
+        raise SettingError(f"nothing is published for the format {known.name}; leave out --as-published")
     if as_published:
         shots = known.shots if shots is None else shots
         new_tokens = known.new_tokens if new_tokens is None else new_tokens

@@ -81,6 +81,7 @@ def test_suites_that_cannot_be_used(loopscope, folder, gsm8k, tmp_path):
     refused(loopscope("bench", folder(), "--suite", gsm8k, "--truncate", "middle"), "'middle'")
     (tmp_path / "chat.jsonl").write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
     refused(loopscope("bench", folder(), "--suite", tmp_path / "chat.jsonl"), "prompt line 1", "without a chat template")
+    refused(loopscope("bench", folder(), "--suite", tmp_path / "chat.jsonl", "--as-published"), "nothing is published", "chat")
     refused(loopscope("bench", folder(), "--fresh"), "--fresh", "--out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["asked.jsonl", "chat.jsonl"]
 

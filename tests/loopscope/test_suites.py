@@ -1,6 +1,7 @@
 """Prompts from files in the forms of published benchmarks. The rows are made up here; only their fields are the benchmarks'."""
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -52,6 +53,19 @@ def test_a_format_is_recognised_by_its_fields_and_read_as_its_question_alone(wri
     assert prompt.text == ASKED[name]
     assert read_suite(path, format=name) == [prompt]
     assert prompt.messages == tuple(ROWS[name].get("messages", ()))
+
+
+def test_the_page_says_what_the_formats_are():
+    page = (Path(__file__).parents[2] / "docs" / "suites.md").read_text()
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in page.splitlines() if line.count("|") == 7]
+    assert [row[0] for row in rows[2:]] == list(FORMATS)
+    for row in rows[2:]:
+        known = FORMATS[row[0]]
+        assert row[1].replace(", and ", ", ") == known.fields and (row[3] == "none") == (known.example is None)
+        assert row[4].split(", ") == list(known.ids)
+        limit = "" if known.prompt_tokens is None else f", prompts of at most {known.prompt_tokens}"
+        published = f"{known.shots} shots, {known.new_tokens} new tokens{limit}"
+        assert row[5] == ("nothing is published" if known.new_tokens is None else published)
 
 
 def test_answers_and_tests_of_a_question_are_not_in_its_prompt(written):
