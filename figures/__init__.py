@@ -41,6 +41,7 @@ _MODULES = {
     "schedule": "schedule",
     "dashboard": "dashboard",
     "claims": "claims",
+    "join": "join",
     "concept": "concept",
 }
 FORMATS = ("png", "svg", "pdf")

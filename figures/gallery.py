@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from figures import dashboard, draw, ratios, style
+from figures import dashboard, draw, join, published as papers, ratios, style
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,8 +36,9 @@ class Plate:
     options: Mapping[str, Any] = field(default_factory=dict)
     main: bool = True  # False: a second view, folded away in the report
 
-    def draw(self) -> Figure:
-        return draw(self.kind, self.frame, model=self.model, **self.options)
+    def draw(self, published: bool = False) -> Figure:
+        """published: with the papers' values, where this kind of figure can carry them."""
+        return draw(self.kind, self.frame, model=self.model, **self.options, published=published and self.kind in papers.KINDS)
 
 
 def in_order(tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
@@ -62,6 +63,8 @@ def plates(tables: Mapping[str, pd.DataFrame]) -> Iterator[Plate]:
         for kind in TABLES:
             if kind in own and not (kind == "bench" and not ratios.has_pairs(own[kind])):
                 yield from _of_table(kind, own[kind], model, file)
+            if kind == "acceptance" and len(joined := join.table(own)):  # after acceptance: what the probes knew of it
+                yield Plate(f"{file}_join", "join", model, joined)
 
 
 def _of_table(kind: str, frame: pd.DataFrame, model: str, file: str) -> Iterator[Plate]:

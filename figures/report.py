@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from figures import draw, predicted, save, style, summaries, words
+from figures import claims, draw, predicted, save, style, summaries, words
 from figures.gallery import Plate, models, plates, slugs
 from loopscope.records import write_text
 
@@ -35,18 +35,20 @@ COMMANDS = {  # how to get a table again; {model} is filled in
 GROUPS = (
     ("What was seen inside", ("convergence", "depth_lens", "settle")),
     ("Does Mature-V hold?", ("prefix_channels", "prefix_effects", "depth_grid")),
-    ("Which decoder follows, and how fast it was", ("plan", "bench", "acceptance", "factorial", "trace", "timing")),
+    ("Which decoder follows, and how fast it was", ("plan", "bench", "acceptance", "join", "factorial", "trace", "timing")),
 )
 
 
 def write_report(
-    folder: str | os.PathLike, tables: Mapping[str, pd.DataFrame], manifest: Mapping[str, Any], findings: Sequence[Mapping[str, Any]] = ()
+    folder: str | os.PathLike, tables: Mapping[str, pd.DataFrame], manifest: Mapping[str, Any], findings: Sequence[Mapping[str, Any]] = (),
+    published: bool = False,
 ) -> Path:
     """Draw every figure into FOLDER/figures and write FOLDER/report.html; returns its path.
 
     tables: name -> frame (docs/tables.md). manifest: what loopscope.records.manifest gives; `commands` (table -> command line)
     and `approximate` (list of sentences) are used where present. findings: dicts with `model` and `sentence`, and optionally `topic`
     ("mature_v", "decoder", "approximate" or any other; default "mature_v"), `task`, `start`, `verdict`.
+    published: lay the papers' values over the figures that can carry them.
     Raises RunFolderError where something cannot be written, SettingError where a table cannot be drawn.
     """
     folder = Path(folder)
@@ -55,7 +57,7 @@ def write_report(
         tables["plan"] = predicted.remeasured(tables["plan"], tables["bench"])
     shown = {model: {"dashboard": None, "kinds": {}} for model in models(tables)}
     for plate in plates(tables):
-        figure = plate.draw()
+        figure = plate.draw(published)
         entry = _entry(plate, figure, save(figure, plate.frame, folder / "figures", plate.name), manifest)
         if plate.kind == "dashboard":
             shown[plate.model]["dashboard"] = entry
@@ -63,6 +65,7 @@ def write_report(
             shown[plate.model]["kinds"].setdefault(plate.kind, []).append(entry)
     sections = [_section(model, parts, tables, findings, manifest) for model, parts in shown.items()]
     concept = draw("concept", None)
+    claimed = _claims(folder, tables, manifest)
     page = (
         _environment()
         .get_template("report.html.j2")
@@ -70,6 +73,7 @@ def write_report(
             title="Looped models: what settles, what can be read early, and how fast that decodes",
             concept=_image(concept, save(concept, None, folder / "figures", "concept")),
             sections=sections,
+            claims=claimed,
             reading=words.READING,
             # how long the run took is known only when this page is there: a redrawn page must not say more than the first
             manifest=_flat({k: v for k, v in manifest.items() if k != "seconds"}),
@@ -81,6 +85,17 @@ def write_report(
         )
     )
     return write_text(page, folder / "report.html")
+
+
+def _claims(folder: Path, tables, manifest) -> dict[str, Any] | None:
+    """The claims page: its figure and table in FOLDER/figures, there also as claims.md, and what the template shows of it."""
+    found = claims.section(tables, manifest)
+    if found is None:
+        return None
+    frame, shown = found
+    figure = draw("claims", frame)
+    claims.export(frame, folder / "figures" / "claims.md")
+    return shown | {"image": _image(figure, save(figure, frame, folder / "figures", "claims"))}
 
 
 def _environment():
@@ -105,7 +120,8 @@ def _entry(plate: Plate, figure: Figure, files: Sequence[Path], manifest: Mappin
         "title": figure.note.title,
         "commands": _commands(plate, manifest),
         "varies": plate.kind in ("bench", "dashboard", "factorial", "plan", "timing"),
-        "table": None if plate.kind == "dashboard" else f"tables/{plate.kind}.parquet",
+        "table": None if plate.kind == "dashboard" else f"figures/{plate.name}.parquet" if plate.kind == "join"
+        else f"tables/{plate.kind}.parquet",
     }
 
 

@@ -256,10 +256,10 @@ def finish(fig: Figure, title: str, caption: str, alt: str, handles: Sequence | 
 
 
 def wrap(text: str, inches: float) -> str:
-    """Break a caption to the figure's width (about 15.5 characters to the inch at NOTE size)."""
+    """Break a caption to the figure's width (about 15 characters to the inch at NOTE size)."""
     import textwrap
 
-    return "\n".join(textwrap.wrap(text, max(40, int(inches * 15.5))))
+    return "\n".join(textwrap.wrap(text, max(40, int(inches * 15))))
 
 
 def caption(frame: pd.DataFrame, start: str | None = None, interval: str | None = "bands", extra: str = "") -> str:

@@ -42,6 +42,12 @@ READING = {
         "How many drafts were right",
         "A rate that stays flat along the run means that late drafts are as good as early ones.",
     ),
+    "join": (
+        "Did the probes know which prompts decode fast?",
+        "Every mark is a prompt that was both probed and timed. Where the marks rise to the right, what the probe saw of a prompt told how "
+        "many of its drafts would be right; rho says how well the two orders agree (1: the same order, 0: unrelated). Few prompts make "
+        "wide intervals.",
+    ),
     "factorial": (
         "What carry, deep keys and deep values bring to DAS-Wave",
         "Above, every combination of the three switches; below, what each adds on average, and what two or three of them add together "

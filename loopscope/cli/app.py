@@ -260,11 +260,13 @@ def factorial(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Te
 @app.command(short_help="Redraw a run from its tables.")
 @guarded
 def figures(folder: Annotated[str, typer.Argument(metavar="DIR", help="A run folder that `loopscope report` made.")],
-            out: Annotated[str | None, typer.Option("--out", help="Draw into this new folder. Default: redraw in place.")] = None) -> None:
+            out: Annotated[str | None, typer.Option("--out", help="Draw into this new folder. Default: redraw in place.")] = None,
+            published: Annotated[bool, typer.Option("--published", help="Lay the papers' own values over the figures, as marks of "
+                                                    "their own.")] = False) -> None:
     """Draw a run's figures and report again from its tables; no model is loaded."""
     from loopscope.cli.redraw import redraw
 
-    typer.echo(redraw(folder, out))
+    typer.echo(redraw(folder, out, published))
 
 
 @app.command(short_help="What a checkpoint is, without loading it.")

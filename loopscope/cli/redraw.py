@@ -13,11 +13,12 @@ from loopscope.errors import RunFolderError
 _WORDS = ("model", "topic", "task", "start", "verdict")  # of a finding, beside its sentence
 
 
-def redraw(folder: str, out: str | None) -> str:
+def redraw(folder: str, out: str | None, published: bool = False) -> str:
     """Figures and report.html again; returns a line that says where.
 
-    In place, everything is drawn beside the old figures first, and the tables and the manifest are not written. Raises
-    RunFolderError, which names the file, for a folder that does not hold what `loopscope report` writes.
+    In place, everything is drawn beside the old figures first, and the tables and the manifest are not written. published: with
+    the papers' values over the figures that can carry them. Raises RunFolderError, which names the file, for a folder that does not
+    hold what `loopscope report` writes.
     """
     from figures.gallery import in_order
     from figures.redraw import drawing, read_tables, staged
@@ -31,10 +32,10 @@ def redraw(folder: str, out: str | None) -> str:
         facts = facts | {"commands": facts.get("commands") or commands(facts)}
     if out is None:
         with staged(source) as part, drawing(source):
-            write_report(part, tables, facts, findings)
+            write_report(part, tables, facts, findings, published)
         return f"report: {source / 'report.html'}"
     with run_folder(out) as part, drawing(source):
-        finish(part, tables, facts, findings)
+        finish(part, tables, facts, findings, published=published)
     return f"report: {Path(out) / 'report.html'}"
 
 

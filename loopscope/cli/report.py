@@ -213,10 +213,12 @@ def commands(facts: Mapping[str, Any]) -> dict[str, str]:
             "bench": f"{bench} {rest}", "acceptance": f"{bench} {rest}"}
 
 
-def finish(folder: Path, tables: dict[str, Any], facts: dict[str, Any], findings: list[dict[str, Any]], begin: float | None = None) -> None:
+def finish(folder: Path, tables: dict[str, Any], facts: dict[str, Any], findings: list[dict[str, Any]], begin: float | None = None,
+           published: bool = False) -> None:
     """Tables, figures, report.html and manifest of a run; tables in the order in which a reader meets them.
 
-    begin: when the run began (time.monotonic), for the manifest's seconds, which count the drawing too.
+    begin: when the run began (time.monotonic), for the manifest's seconds, which count the drawing too. published: as
+    for write_report.
     """
     from figures.gallery import in_order
     from figures.predicted import remeasured
@@ -228,7 +230,7 @@ def finish(folder: Path, tables: dict[str, Any], facts: dict[str, Any], findings
         tables["plan"] = remeasured(tables["plan"], tables["bench"])
     for kind, frame in tables.items():
         write_table(frame, folder / "tables" / f"{kind}.parquet")
-    write_report(folder, tables, facts, findings)
+    write_report(folder, tables, facts, findings, published)
     if begin is not None:
         facts = facts | {"seconds": round(time.monotonic() - begin, 1)}
     write_text(json.dumps(facts | {"findings": findings}, indent=1, default=str) + "\n", folder / "manifest.json")

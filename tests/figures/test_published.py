@@ -110,3 +110,24 @@ def test_a_table_with_tasks_of_its_own_still_draws(synthetic, recwarn):
     figure = figures.draw("bench", one, published=True)
     assert len({y for _, y in hollow(figure.axes[0])}) == 1
     assert [str(w.message) for w in recwarn] == []
+
+
+def test_every_figure_of_a_run_draws_with_published_values_and_those_that_can_carry_them_do(synthetic):
+    from figures import gallery
+
+    tables = {"convergence": synthetic.convergence(prompts=2, tasks=("maths",)), "settle": synthetic.settle(prompts=2, tasks=("maths",))}
+    carried = {plate.name: any(map(hollow, plate.draw(published=True).axes)) for plate in gallery.plates(tables)}
+    assert carried == {"tiny-huginn_dashboard": True, "tiny-huginn_convergence": True, "tiny-huginn_convergence_distance": False,
+                       "tiny-huginn_settle": False}
+
+
+def test_the_command_that_redraws_a_run_passes_the_wish_on(monkeypatch):
+    from typer.testing import CliRunner
+
+    from loopscope.cli import app, redraw
+
+    asked = []
+    monkeypatch.setattr(redraw, "redraw", lambda *given: asked.append(given) or "done")
+    for options in ([], ["--published"]):
+        assert CliRunner().invoke(app.app, ["figures", "runs/first", *options]).exit_code == 0
+    assert asked == [("runs/first", None, False), ("runs/first", None, True)]
