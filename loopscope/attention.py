@@ -1,27 +1,22 @@
-"""The one place that decides how rows attend: built once per call, used by every layer of the call.
+"""How rows of one depth attend: a plan is built once per call (loopscope/planning.py) and used by every layer of it.
 
-Each plan writes the rows' own K/V where they belong and returns views of what they read, then one softmax runs
-over [prefix ; active rows]. No plan copies a prefix, except a wave of irregular depths (which gathers) and a
-Forest (which probes use).
+Each plan writes the rows' own K/V where they belong and returns views of what they read, then one softmax runs over
+[prefix ; active rows]. No plan here copies a prefix; those for rows of several depths are in loopscope/attention_mixed.py.
 """
 
 from __future__ import annotations
 
 from copy import copy
-from typing import TYPE_CHECKING, Callable, Optional, cast
+from typing import TYPE_CHECKING, Callable, Optional
 
 import torch
 import torch.nn.functional as F
 
-from loopscope.errors import SettingError
 from loopscope.padding import Pads, readable_in_batch, token_positions
-from loopscope.rows import ALIGNED, At, Chain, Draft, Forest, Merged, ReadPolicy, Rows, Tree, Wave
+from loopscope.rows import At, Chain, Draft
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from loopscope.cache import DepthCache
-    from loopscope.merged import CacheGroup
 
 Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]
@@ -196,52 +191,6 @@ class ChainPlan(Plan):
         return at[self.start :], at, self.cache
 
 
-class WavePlan(Plan):
-    """Rows at consecutive positions, each in the slot of its own depth; batch 1.
-
-    When the slots step evenly (every wave whose lanes sit d apart) the K/V of all rows are one strided view:
-    nothing is copied. Otherwise rows are gathered.
-    """
-
-    def __init__(self, cache: DepthCache, rows: Wave) -> None:
-        cache.check_positions(rows.start + rows.count)
-        self.cache, self.start, self.count, self.end = cache, rows.start, rows.count, rows.start + rows.count
-        slots = [cache.slot(r) for r in rows.depths]
-        self.step = slots[1] - slots[0]
-        self.first, self.last = slots[0], slots[-1]
-        self.even = self.step > 0 and all(b - a == self.step for a, b in zip(slots, slots[1:]))
-        self.slots = None if self.even else torch.tensor(slots, device=cache.device)
-        self.positions = None if self.even else torch.arange(self.start, self.end, device=cache.device)
-        self.mask = cache.causal(self.start, self.count)[:, None, None, :]
-
-    def rotary(self, table):
-        return table[self.start:self.end]
-
-    def _diagonal(self, buffer: Tensor) -> Tensor:
-        """View [n, kv_heads, d_head] of the cells (slot of row i, position of row i)."""
-        _, slot, head, position, _ = buffer.stride()
-        return buffer.as_strided((self.count, buffer.shape[2], buffer.shape[4]),
-                                 (self.step * slot + position, head, 1),
-                                 buffer.storage_offset() + self.first * slot + self.start * position)
-
-    def _place(self, buffer: Tensor, rows: Tensor) -> Tensor:
-        """Write rows [n, kv_heads, d_head]; return what they read, [n, kv_heads, L, d_head]."""
-        if self.even:
-            self._diagonal(buffer).copy_(rows)
-            return buffer[0, self.first : self.last + 1 : self.step, :, : self.end]
-        buffer[0].transpose(1, 2)[self.slots, self.positions] = rows
-        return buffer[0, :, :, : self.end].index_select(0, self.slots)
-
-    def attend(self, cached, q, k, v, pattern=None):
-        keys, values = self._place(cached[0], k[0]), self._place(cached[1], v[0])
-        z = softmax_attention(q[0].unsqueeze(2), keys, values, self.mask, False, _across_rows(pattern))  # [n, heads, 1, d]
-        return z.transpose(0, 2).transpose(1, 2)
-
-    def _places(self):
-        at = torch.arange(self.end, device=self.cache.device)
-        return at[self.start :], at, self.cache
-
-
 class AtPlan(Plan):
     """Rows at any increasing positions, keys in one slot, values in one slot."""
 
@@ -305,173 +254,3 @@ class DraftPlan(Plan):
 
     def _active(self, buffer: Tensor) -> Tensor:
         return buffer.narrow(2, self.prefix, self.start + self.count - self.prefix)
-
-
-class ForestPlan(Plan):
-    """Rows with their own prefix_end and ancestors; reads the cache, never writes it. Slots: one, or one per row."""
-
-    def __init__(self, cache: DepthCache, rows: Forest, k_slots: list[int], v_slots: list[int]) -> None:
-        self.cache, self.at = cache, rows.at.to(cache.device)
-        self.end = int(rows.prefix_end.max())
-        cache.check_positions(self.end)
-        prefix = torch.arange(self.end, device=cache.device)[None, :] < rows.prefix_end.to(cache.device)[:, None]
-        allowed = torch.cat((prefix, rows.ancestors.to(cache.device)), dim=1)
-        self.mask = cache.additive(allowed)
-        self.shared = len(set(k_slots)) == 1 and len(set(v_slots)) == 1
-        self.slots = (k_slots[0], v_slots[0]) if self.shared else (k_slots, v_slots)
-
-    def rotary(self, table):
-        return table[self.at]
-
-    def attend(self, cached, q, k, v, pattern=None):
-        if self.shared:
-            keys, values = (torch.cat((buffer[:, slot, :, : self.end], own.transpose(1, 2)), dim=2)
-                            for buffer, slot, own in zip(cached, self.slots, (k, v)))
-            return softmax_attention(q.transpose(1, 2), keys, values, self.mask, False, pattern).transpose(1, 2)
-        n = q.shape[1]
-        keys, values = (torch.cat((buffer[0, slots, :, : self.end], own[0].transpose(0, 1).expand(n, -1, -1, -1)), dim=2)
-                        for buffer, slots, own in zip(cached, self.slots, (k, v)))
-        z = softmax_attention(q[0].unsqueeze(2), keys, values, self.mask[:, None, None], False, _across_rows(pattern))
-        return z.transpose(0, 2).transpose(1, 2)
-
-    def _places(self):
-        return self.at, torch.cat((torch.arange(self.end, device=self.at.device), self.at)), self.cache
-
-
-class TreePlan(Plan):
-    """Rows of branches, each in a cell of its own: the verified prefix and its ancestors' cells, at its own depth. Batch 1.
-
-    slots: the slot of each row. All rows are written before any is read. A tree is irregular, so its rows are gathered.
-    """
-
-    def __init__(self, cache: DepthCache, rows: Tree, slots: list[int]) -> None:
-        self.cache, device = cache, cache.device
-        if max(rows.cells) >= cache.cells:
-            raise SettingError(f"a branch needs cell {max(rows.cells)}, and this cache has {cache.cells}; make it with more spare cells")
-        self.at = torch.tensor(rows.at, device=device)
-        self.slots, self.cells = torch.tensor(slots, device=device), torch.tensor(rows.cells, device=device)
-        # Beyond the prefix only cells in flight matter; each is a column of the mask.
-        flight = sorted({c for own in rows.ancestors for c in own})
-        column = {c: i for i, c in enumerate(flight)}
-        self.prefix, self.flight = rows.prefix, torch.tensor(flight, device=device)
-        allowed = torch.zeros(rows.count, rows.prefix + len(flight), dtype=torch.bool)
-        allowed[:, : rows.prefix] = True
-        for i, own in enumerate(rows.ancestors):
-            allowed[i, [rows.prefix + column[c] for c in own]] = True
-        self.mask = cache.additive(allowed.to(device))[:, None, None]
-
-    def rotary(self, table):
-        return table.index_select(0, self.at)
-
-    def _place(self, buffer: Tensor, rows: Tensor) -> Tensor:
-        """Write rows [n, kv_heads, d_head]; return what they read, [n, kv_heads, prefix + in flight, d_head]."""
-        buffer[0].transpose(1, 2)[self.slots, self.cells] = rows
-        near = buffer[0].index_select(2, self.flight)
-        return torch.cat((buffer[0, :, :, : self.prefix].index_select(0, self.slots), near.index_select(0, self.slots)), 2)
-
-    def attend(self, cached, q, k, v, pattern=None):
-        keys, values = self._place(cached[0], k[0]), self._place(cached[1], v[0])
-        z = softmax_attention(q[0].unsqueeze(2), keys, values, self.mask, False, _across_rows(pattern))
-        return z.transpose(0, 2).transpose(1, 2)
-
-    def _narrowed(self, window):
-        raise SettingError("branches of drafts cannot run on a model with sliding windows; use a decoder with one branch")
-
-
-class MergedPlan(Plan):
-    """Rows of several sequences: everything but attention runs on all rows at once, attention on each sequence's own cache."""
-
-    def __init__(self, plans: list[Plan], counts: list[int]) -> None:
-        self.plans, self.counts = plans, counts
-        self.mask = None
-
-    def rotary(self, table):
-        return torch.cat([plan.rotary(table) for plan in self.plans])
-
-    def to(self, device, non_blocking=False):
-        return MergedPlan([plan.to(device) for plan in self.plans], self.counts)
-
-    def windowed(self, window):
-        return self if window is None else MergedPlan([plan.windowed(window) for plan in self.plans], self.counts)
-
-    def attend(self, cached, q, k, v, pattern=None):
-        """cached: the K/V pair of each sequence (loopscope.merged.CacheGroup)."""
-        parts, at = [], 0
-        split = zip(self.plans, cached, q.split(self.counts, 1), k.split(self.counts, 1), v.split(self.counts, 1))
-        for plan, own, q_, k_, v_ in split:
-            parts.append(plan.attend(own, q_, k_, v_, pattern and pattern.part(at, q_.shape[1])))
-            at += q_.shape[1]
-        return torch.cat(parts, 1)
-
-
-def _across_rows(pattern: PatternTap) -> PatternTap:
-    """A tap sees [1, heads, n, L]; plans that attend row by row hold [n, heads, 1, L]."""
-    return pattern and (lambda p: pattern(p.transpose(0, 2)).transpose(0, 2))
-
-
-def core_plan(rows: Rows, cache: DepthCache | CacheGroup | None, policy: ReadPolicy | Sequence[ReadPolicy] = ALIGNED) -> Plan:
-    """The plan of one recurrence: each row on its own depth's K/V, or the prefix at the policy's depths.
-
-    Merged rows: the group of their caches, and one policy for each part.
-    """
-    if cache is None:
-        return _uncached(rows)
-    if policy is ALIGNED and type(rows) is Chain:  # the most frequent call, first
-        slot = cache.slot(rows.depth)
-        return ChainPlan(cache, rows, slot, slot)
-    if isinstance(rows, Merged):
-        return _merged(rows, [core_plan(part, own, read) for part, own, read in zip(rows.parts, cache.members, policy)])
-    if isinstance(rows, Tree):
-        return TreePlan(cache, rows, [cache.slot(r) for r in rows.depths])
-    if isinstance(rows, Wave):
-        if not policy.aligned:
-            raise SettingError("a wave reads each row at its own depth; a foreign read policy needs rows of another kind")
-        if len(set(rows.depths)) > 1:
-            return WavePlan(cache, rows)
-        rows = Chain(rows.start, rows.count, rows.depths[0])
-    return _slotted(rows, cache, policy)
-
-
-def _slotted(rows: Chain | At | Draft | Forest, cache: DepthCache, policy: ReadPolicy) -> Plan:
-    if policy is not ALIGNED and cache.slots < cache.depth and not policy.aligned:
-        raise SettingError(f"the {cache.depth} depths of this cache share {cache.slots} K/V slot(s), so there is no other depth to read; "
-                           "read policies need a slot per depth")
-    if isinstance(rows, Forest) and not isinstance(rows.depth, int):
-        own = [cache.slot(r) for r in rows.depth]
-        k_slots = own if policy.k is None else [cache.slot(policy.k)] * rows.count
-        v_slots = own if policy.v is None else [cache.slot(policy.v)] * rows.count
-        return ForestPlan(cache, rows, k_slots, v_slots)
-    # The row's own depth is looked up only where it is read: a carried draft state may have run deeper than the cache.
-    own_depth = cast(int, rows.depth)
-    k_slot = cache.slot(own_depth if policy.k is None else policy.k)
-    v_slot = cache.slot(own_depth if policy.v is None else policy.v)
-    if isinstance(rows, Forest):
-        return ForestPlan(cache, rows, [k_slot], [v_slot])
-    if isinstance(rows, At):
-        return AtPlan(cache, rows, k_slot, v_slot)
-    if isinstance(rows, Draft):
-        return DraftPlan(cache, rows, k_slot, v_slot)
-    return ChainPlan(cache, rows, k_slot, v_slot)
-
-
-def outer_plan(rows: Rows, cache: DepthCache | CacheGroup | None) -> Plan:
-    """The plan of prelude and coda layers, which have one slot whatever the rows' depths."""
-    if cache is None:
-        return _uncached(rows)
-    if isinstance(rows, Merged):
-        return _merged(rows, [outer_plan(part, own) for part, own in zip(rows.parts, cache.members)])
-    if isinstance(rows, Forest):
-        return ForestPlan(cache, rows, [0], [0])
-    if isinstance(rows, Tree):
-        return TreePlan(cache, rows, [0] * rows.count)
-    if isinstance(rows, At):
-        return AtPlan(cache, rows, 0, 0)
-    return ChainPlan(cache, rows if isinstance(rows, Chain) else Chain(rows.start, rows.count), 0, 0)
-
-
-def _merged(rows: Merged, plans: list[Plan]) -> MergedPlan:
-    return MergedPlan(plans, [part.count for part in rows.parts])
-
-
-def _uncached(rows: Rows) -> Plan:
-    return CausalPlan(rows.count, rows.prefix, rows.pads) if isinstance(rows, Chain) else CausalPlan(rows.count)

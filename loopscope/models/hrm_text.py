@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from loopscope.attention import Pair, Plan, core_plan
+from loopscope.attention import Pair, Plan
+from loopscope.planning import core_plan
 from loopscope.cache import DepthCache
 from loopscope.models.config import LoopedConfig, as_ids, need_bool, need_int, need_number, read_rope, refuse
 from loopscope.models.layers import HalfRotary, PreNormBlock, SelfAttention

@@ -17,12 +17,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from loopscope.attention import core_plan, outer_plan
 from loopscope.cache import DepthCache
 from loopscope.errors import ContextError, DepthError, DepthWarning, PromptError, SettingError, warn_caller
 from loopscope.models.config import MOST_DEPTH, LoopedConfig
 from loopscope.models.layers import Block, RMSNorm, rotary_angles
 from loopscope.padding import read_pads, token_positions
+from loopscope.planning import core_plan, outer_plan
 from loopscope.rows import ALIGNED, Chain, Forest, ReadPolicy, Rows
 from loopscope.start import keyed_normal
 from loopscope.text import TextMixin

@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from loopscope.attention import Pair, Plan, core_plan, outer_plan
+from loopscope.attention import Pair, Plan
+from loopscope.planning import core_plan, outer_plan
 from loopscope.cache import DepthCache
 from loopscope.errors import CheckpointError, SettingError
 from loopscope.models.config import LoopedConfig, need, need_bool, need_dict, need_int, need_number, refuse

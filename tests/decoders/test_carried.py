@@ -13,7 +13,8 @@ DECODERS = [DASWave(3, 1), DASWave(6, 1), DASWave(2, 2), DASWave(4, 1, growth=2)
             DASWave(4, 1, read="deep_v"), DASWave(4, 1, carry=False)]
 
 
-@pytest.mark.parametrize("family, gain", [("huginn", 0.05), ("huginn", 0.3), ("raven", 0.3), ("parcae", 0.3), ("ouro", 0.2), ("nanbeige", 0.2)])
+@pytest.mark.parametrize("family, gain", [("huginn", 0.05), ("huginn", 0.3), ("raven", 0.3), ("parcae", 0.3), ("ouro", 0.2),
+                                          ("nanbeige", 0.2)])
 def test_calls_accepts_and_rows_are_those_of_the_decoder(family, gain):
     core = make_random_core(family, gain=gain, seed=1, vocab_size=64)
     table = replay(core, PROMPTS, 24, depth=5, progress=False)

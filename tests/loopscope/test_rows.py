@@ -69,7 +69,7 @@ def test_a_wave_reads_each_row_at_its_own_depth(core, full):
 
 
 def test_even_waves_copy_no_prefix(core, full):
-    from loopscope.attention import WavePlan
+    from loopscope.attention_mixed import WavePlan
 
     cache = full[2]
     plan = WavePlan(cache, Wave(4, (5, 3, 1)))

@@ -16,7 +16,8 @@ from decoders.calls import Read
 from decoders.ladder import Case, check
 from decoders.sampling import SharedNoise
 from decoders.session import Session
-from loopscope.attention import ChainPlan, WavePlan
+from loopscope.attention import ChainPlan
+from loopscope.attention_mixed import WavePlan
 from loopscope.cache import DepthCache
 from loopscope.merged import CacheGroup
 from loopscope.models.looped import LoopedCore

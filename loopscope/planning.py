@@ -1,0 +1,84 @@
+"""The one place that decides how rows attend: rows and read policy -> a plan, made once per call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from loopscope.attention import AtPlan, CausalPlan, ChainPlan, DraftPlan, Plan
+from loopscope.attention_mixed import ForestPlan, MergedPlan, TreePlan, WavePlan
+from loopscope.errors import SettingError
+from loopscope.rows import ALIGNED, At, Chain, Draft, Forest, Merged, ReadPolicy, Rows, Tree, Wave
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loopscope.cache import DepthCache
+    from loopscope.merged import CacheGroup
+
+
+def core_plan(rows: Rows, cache: DepthCache | CacheGroup | None, policy: ReadPolicy | Sequence[ReadPolicy] = ALIGNED) -> Plan:
+    """The plan of one recurrence: each row on its own depth's K/V, or the prefix at the policy's depths.
+
+    Merged rows: the group of their caches, and one policy for each part.
+    """
+    if cache is None:
+        return _uncached(rows)
+    if policy is ALIGNED and type(rows) is Chain:  # the most frequent call, first
+        slot = cache.slot(rows.depth)
+        return ChainPlan(cache, rows, slot, slot)
+    if isinstance(rows, Merged):
+        return _merged(rows, [core_plan(part, own, read) for part, own, read in zip(rows.parts, cache.members, policy)])
+    if isinstance(rows, Tree):
+        return TreePlan(cache, rows, [cache.slot(r) for r in rows.depths])
+    if isinstance(rows, Wave):
+        if not policy.aligned:
+            raise SettingError("a wave reads each row at its own depth; a foreign read policy needs rows of another kind")
+        if len(set(rows.depths)) > 1:
+            return WavePlan(cache, rows)
+        rows = Chain(rows.start, rows.count, rows.depths[0])
+    return _slotted(rows, cache, policy)
+
+
+def _slotted(rows: Chain | At | Draft | Forest, cache: DepthCache, policy: ReadPolicy) -> Plan:
+    if policy is not ALIGNED and cache.slots < cache.depth and not policy.aligned:
+        raise SettingError(f"the {cache.depth} depths of this cache share {cache.slots} K/V slot(s), so there is no other depth to read; "
+                           "read policies need a slot per depth")
+    if isinstance(rows, Forest) and not isinstance(rows.depth, int):
+        own = [cache.slot(r) for r in rows.depth]
+        k_slots = own if policy.k is None else [cache.slot(policy.k)] * rows.count
+        v_slots = own if policy.v is None else [cache.slot(policy.v)] * rows.count
+        return ForestPlan(cache, rows, k_slots, v_slots)
+    # The row's own depth is looked up only where it is read: a carried draft state may have run deeper than the cache.
+    own_depth = cast(int, rows.depth)
+    k_slot = cache.slot(own_depth if policy.k is None else policy.k)
+    v_slot = cache.slot(own_depth if policy.v is None else policy.v)
+    if isinstance(rows, Forest):
+        return ForestPlan(cache, rows, [k_slot], [v_slot])
+    if isinstance(rows, At):
+        return AtPlan(cache, rows, k_slot, v_slot)
+    if isinstance(rows, Draft):
+        return DraftPlan(cache, rows, k_slot, v_slot)
+    return ChainPlan(cache, rows, k_slot, v_slot)
+
+
+def outer_plan(rows: Rows, cache: DepthCache | CacheGroup | None) -> Plan:
+    """The plan of prelude and coda layers, which have one slot whatever the rows' depths."""
+    if cache is None:
+        return _uncached(rows)
+    if isinstance(rows, Merged):
+        return _merged(rows, [outer_plan(part, own) for part, own in zip(rows.parts, cache.members)])
+    if isinstance(rows, Forest):
+        return ForestPlan(cache, rows, [0], [0])
+    if isinstance(rows, Tree):
+        return TreePlan(cache, rows, [0] * rows.count)
+    if isinstance(rows, At):
+        return AtPlan(cache, rows, 0, 0)
+    return ChainPlan(cache, rows if isinstance(rows, Chain) else Chain(rows.start, rows.count), 0, 0)
+
+
+def _merged(rows: Merged, plans: list[Plan]) -> MergedPlan:
+    return MergedPlan(plans, [part.count for part in rows.parts])
+
+
+def _uncached(rows: Rows) -> Plan:
+    return CausalPlan(rows.count, rows.prefix, rows.pads) if isinstance(rows, Chain) else CausalPlan(rows.count)
