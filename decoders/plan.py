@@ -144,8 +144,8 @@ class Plan(Result):
 
 
 def rank(findings: Mapping[str, Any] | Findings, calibration: Calibration, *, replay: ReplayResult | None = None,
-         refinements: Refinements | None = None, depth: int | None = None, injects: bool | None = None, task: str | None = None, start: str | None = None,
-         decoders: Sequence[Decoder] | None = None, seed: int = 0) -> Plan:
+         refinements: Refinements | None = None, depth: int | None = None, injects: bool | None = None, task: str | None = None,
+         start: str | None = None, decoders: Sequence[Decoder] | None = None, seed: int = 0) -> Plan:
     """Rank schedules by predicted seconds per committed token.
 
     replay: text at every depth (decoders.replay.replay); decoders it covers are predicted from it, prompt by prompt.
