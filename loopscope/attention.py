@@ -7,7 +7,7 @@ Each plan writes the rows' own K/V where they belong and returns views of what t
 from __future__ import annotations
 
 from copy import copy
-from typing import TYPE_CHECKING, Callable, Optional
+from typing import TYPE_CHECKING, Callable, Optional, cast
 
 import torch
 import torch.nn.functional as F
@@ -157,6 +157,15 @@ class ChainPlan(Plan):
         if rows.prefix and self.start == 0:
             at = torch.arange(self.end, device=cache.device)
             self.causal, self.mask = False, cache.additive(readable(at, at, rows.prefix))
+
+    def at_slot(self, slot: int) -> ChainPlan:
+        """This plan for the same rows one recurrence on: nothing but the slot differs."""
+        self.k_slot = self.v_slot = slot
+        self._moved = None
+        if self._windowed is not None:
+            near = cast(ChainPlan, self._windowed[1])
+            near.k_slot, near.v_slot, near._moved = slot, slot, None
+        return self
 
     def rotary(self, table):
         if self.rows.pads:

@@ -10,6 +10,7 @@ import torch
 from loopscope.errors import ContextError, DepthError, SettingError
 
 if TYPE_CHECKING:
+    from loopscope.attention import ChainPlan
     from loopscope.models.config import LoopedConfig
 
 # Above this many positions the causal mask is built call by call: a full square would cost more memory than the cache.
@@ -78,6 +79,7 @@ class DepthCache:
         self.core = [pair(self.slots, f"{stack}.{i}") for stack in stacks for i in range(config.n_core)]
         self.coda = [pair(1, f"coda.{i}") for i in range(config.n_coda)]
         self._square: torch.Tensor | None = None
+        self.chain: ChainPlan | None = None  # of the last chain of rows (loopscope/planning.py)
         self.angles: tuple | None = None  # rotary table, start, end and the rows of the last chain (loopscope/attention.py)
 
     def slot(self, depth: int) -> int:
@@ -150,7 +152,7 @@ class DepthCache:
     def clone(self) -> DepthCache:
         """An independent copy (controls of an intervention overwrite values in it)."""
         other = object.__new__(DepthCache)
-        other.__dict__.update(self.__dict__)
+        other.__dict__.update(self.__dict__, chain=None)
         for part in ("prelude", "core", "coda"):
             setattr(other, part, [LayerCache((k.clone(), v.clone())) for k, v in getattr(self, part)])
         return other

@@ -24,8 +24,7 @@ def core_plan(rows: Rows, cache: DepthCache | CacheGroup | None, policy: ReadPol
     if cache is None:
         return _uncached(rows)
     if policy is ALIGNED and type(rows) is Chain:  # the most frequent call, first
-        slot = cache.slot(rows.depth)
-        return ChainPlan(cache, rows, slot, slot)
+        return _kept_chain(rows, cache, cache.slot(rows.depth))
     if isinstance(rows, Merged):
         return _merged(rows, [core_plan(part, own, read) for part, own, read in zip(rows.parts, cache.members, policy)])
     if isinstance(rows, Tree):
@@ -37,6 +36,16 @@ def core_plan(rows: Rows, cache: DepthCache | CacheGroup | None, policy: ReadPol
             return WavePlan(cache, rows)
         rows = Chain(rows.start, rows.count, rows.depths[0])
     return _slotted(rows, cache, policy)
+
+
+def _kept_chain(rows: Chain, cache: DepthCache, slot: int) -> ChainPlan:
+    """The plan of a chain's last recurrence, turned to the next slot, while the rows stay: a token asks for T of them."""
+    kept = cache.chain
+    if kept is not None and kept.start == rows.start and kept.count == rows.count and kept.rows.prefix == rows.prefix \
+            and kept.rows.pads == rows.pads == cache.pads:
+        return kept.at_slot(slot)
+    cache.chain = ChainPlan(cache, rows, slot, slot)
+    return cache.chain
 
 
 def _slotted(rows: Chain | At | Draft | Forest, cache: DepthCache, policy: ReadPolicy) -> Plan:

@@ -18,7 +18,8 @@ from decoders.sampling import SharedNoise
 from decoders.session import Session
 from loopscope.attention import ChainPlan
 from loopscope.attention_mixed import WavePlan
-from loopscope.cache import DepthCache
+from loopscope.cache import DepthCache, LayerCache
+from loopscope.errors import LoopscopeError
 from loopscope.merged import CacheGroup
 from loopscope.models.looped import LoopedCore
 from loopscope.rows import ALIGNED, At, Chain, ReadPolicy, Tree
@@ -97,7 +98,7 @@ def stale_coda(mp):
         if not (isinstance(self.rows, At) or self.rows.count > 1):
             return original(self)
         cache = self.session.cache
-        before = [(k.clone(), v.clone()) for k, v in cache.coda]
+        before = [LayerCache((k.clone(), v.clone())) for k, v in cache.coda]
         tokens = original(self)
         cache.coda = before
         return tokens
@@ -287,7 +288,7 @@ def survives(decoder, **changes) -> bool:
     """Whether the ladder passes on every one of the draws."""
     try:
         return all(verdict.ok for case in draws(decoder, **changes) for verdict in check(case))
-    except Exception:
+    except (LoopscopeError, ValueError, LookupError, RuntimeError):  # not TypeError or AttributeError: then the mutant itself is broken
         return False
 
 
