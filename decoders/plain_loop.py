@@ -1,15 +1,17 @@
 """A plain cached loop, as a user of transformers would write it: the baseline that autoregressive decoding is held against.
 
-It runs the model's own modules token by token, T recurrences each, and keeps K/V the way transformers' DynamicCache does: every
-(layer, depth) has a key and a value tensor that torch.cat makes anew for each token. Nothing is preallocated, counted or traced.
+It runs the model's own modules token by token, T recurrences each, and keeps K/V in transformers' own DynamicCache, one of its layers
+for every (layer, depth): key and value tensors that grow by a copy at each token. Nothing is preallocated, counted or traced.
 A speedup over AR is only worth something if AR is no slower than this; `loopscope bench --plain-loop` says so in the same run.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -81,23 +83,28 @@ def _stopped(session: Session, new: list[int]) -> bool:
 
 
 class _Slot:
-    """K and V of one layer at one depth, [batch, kv_heads, positions, d_head]: longer by a copy at every token."""
+    """K and V of one layer at one depth: a layer of a DynamicCache, as model code of transformers updates it."""
 
-    __slots__ = ("keys", "values")
+    __slots__ = ("cache", "index")
 
-    def __init__(self) -> None:
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
+    def __init__(self, cache: Any, index: int) -> None:
+        self.cache, self.index = cache, index
 
     def update(self, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        if self.keys is None:
-            self.keys, self.values = k, v
-        else:
-            keys, values = self.keys, self.values
-            if keys.shape[2] > start:  # shared slots: a later recurrence of the same rows takes the place of an earlier one
-                keys, values = keys[:, :, :start], values[:, :, :start]
-            self.keys, self.values = torch.cat((keys, k), dim=2), torch.cat((values, v), dim=2)
-        return self.keys, self.values
+        return self.cache.update(k, v, self.index)
+
+
+class _SharedSlot(_Slot):
+    """One that several depths share: a later recurrence of the same rows takes the place of an earlier one."""
+
+    __slots__ = ()
+
+    def update(self, k, v, start):
+        layers = self.cache.layers
+        if len(layers) > self.index and layers[self.index].get_seq_length() > start:
+            layer = layers[self.index]
+            layer.keys, layer.values = layer.keys[:, :, :start], layer.values[:, :, :start]
+        return self.cache.update(k, v, self.index)
 
 
 class _GrowingPlan(Plan):
@@ -139,12 +146,20 @@ class _Loop:
     """The loop over a LoopedCore's modules."""
 
     def __init__(self, core: LoopedCore, depth: int) -> None:
+        from transformers import DynamicCache
+
         self.core, self.depth, config = core, depth, core.config
-        self.prelude = [_Slot() for _ in core.prelude]
-        self.coda = [_Slot() for _ in core.coda]
+        cache, count = DynamicCache(), itertools.count()
+        kind = _SharedSlot if config.kv_slots else _Slot
+
+        def slots(n: int, kind: type[_Slot] = _Slot) -> list[_Slot]:
+            return [kind(cache, next(count)) for _ in range(n)]
+
         classes = config.kv_slots or depth  # where depths share K/V slots, depth r uses the one of r mod s
-        shared = [[_Slot() for _ in range(config.n_core * (1 + config.inner_cycles))] for _ in range(classes)]
+        self.prelude = slots(config.n_prelude)
+        shared = [slots(config.n_core * (1 + config.inner_cycles), kind) for _ in range(classes)]
         self.blocks = [shared[r % classes] for r in range(depth)]
+        self.coda = slots(config.n_coda)
 
     def step(self, tokens: Tensor, position: int, seed: int, start_state) -> Tensor:
         """tokens [1, n] from `position` on -> the next token (greedy)."""

@@ -47,7 +47,9 @@ def test_start_states_are_those_of_the_other_decoders(random_core):
 
 def test_every_token_makes_its_keys_and_values_anew():
     """As transformers' DynamicCache does: a baseline that wrote in place would be another thing."""
-    slot = _Slot()
+    from transformers import DynamicCache
+
+    slot = _Slot(DynamicCache(), 0)
     first, _ = slot.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), 0)
     second, values = slot.update(torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1, 4), 3)
     assert second.shape == values.shape == (1, 2, 4, 4)
