@@ -31,6 +31,7 @@ _MODULES = {
     "prefix_effects": "prefix_effects",
     "depth_grid": "depth_grid",
     "acceptance": "acceptance",
+    "acceptance_by_depth": "acceptance_by_depth",
     "bench": "speedup",
     "speedup": "speedup",
     "factorial": "factorial",

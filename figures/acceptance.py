@@ -13,7 +13,20 @@ COLUMNS = ("model", "task", "prompt", "decoder", "position", "reached", "accepte
 def draw(frame, *, model=None):
     """A column per task: acceptance rate by place in the run above, runs that reached the place below."""
     style.check(frame, COLUMNS, "acceptance")
-    frame, model = style.choose(frame, "model", model, "acceptance")
+    return rates_and_counts(
+        frame,
+        model,
+        "acceptance",
+        "place of the draft in its run (1 = first)",
+        ("accepted / reached", "runs that reached it"),
+        ("acceptance by position", "Lines of acceptance rate by place in the run", "At the first place"),
+        "A run ends at the first rejected draft; rates are pooled over prompts and drawn where {enough} runs or more got there",
+    )
+
+
+def rates_and_counts(frame, model, kind, across, upwards, words, note):
+    """The figure: rates above, counts below, over the column `position`. words: title, what is drawn, and what is said of the first."""
+    frame, model = style.choose(frame, "model", model, kind)
     tasks, decoders = style.order(frame["task"], style.TASKS), style.decoders_in_order(frame["decoder"])
     fig = style.figure(max(6.5, 4.6 * len(tasks)), 5.6)
     axes = fig.subplots(2, len(tasks), squeeze=False, sharex=True, sharey="row", height_ratios=[1.9, 1])
@@ -32,19 +45,17 @@ def draw(frame, *, model=None):
         style.log_axis(lower)
         positions = sorted(frame["position"].unique())
         lower.set_xticks(positions[:: max(1, len(positions) // 8)])
-        lower.set_xlabel("place of the draft in its run (1 = first)")
-        said += [f"{task} {r.decoder} {r.mean:.2f}" for r in rates[rates["position"] == 1].itertuples()]
+        lower.set_xlabel(across)
+        first = rates.sort_values("position").groupby("decoder", sort=False).head(1)
+        said += [f"{task} {r.decoder} {r.mean:.2f}" for r in first[["decoder", "mean"]].itertuples()]
     axes[0, 0].set_ylim(max(0.0, lowest - 0.04), 1.02)
-    axes[0, 0].set_ylabel("accepted / reached")
-    axes[1, 0].set_ylabel("runs that reached it")
+    axes[0, 0].set_ylabel(upwards[0])
+    axes[1, 0].set_ylabel(upwards[1])
     return style.finish(
         fig,
-        f"{model}: acceptance by position",
-        style.caption(
-            frame,
-            extra=f"A run ends at the first rejected draft; rates are pooled over prompts and drawn where {ENOUGH} runs or more got there",
-        ),
-        f"Lines of acceptance rate by place in the run on {model}. At the first place: {'; '.join(said)}.",
+        f"{model}: {words[0]}",
+        style.caption(frame, extra=note.format(enough=ENOUGH)),
+        f"{words[1]} on {model}. {words[2]}: {'; '.join(said)}.",
         [*style.handles_of(axes[0, 0]), *style.not_lossless_handles(decoders)],
         3,
     )

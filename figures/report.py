@@ -35,7 +35,10 @@ COMMANDS = {  # how to get a table again; {model} is filled in
 GROUPS = (
     ("What was seen inside", ("convergence", "depth_lens", "settle")),
     ("Does Mature-V hold?", ("prefix_channels", "prefix_effects", "depth_grid")),
-    ("Which decoder follows, and how fast it was", ("plan", "bench", "acceptance", "join", "factorial", "trace", "timing")),
+    (
+        "Which decoder follows, and how fast it was",
+        ("plan", "bench", "acceptance", "acceptance_by_depth", "join", "factorial", "trace", "timing"),
+    ),
 )
 
 

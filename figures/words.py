@@ -42,6 +42,11 @@ READING = {
         "How many drafts were right",
         "A rate that stays flat along the run means that late drafts are as good as early ones.",
     ),
+    "acceptance_by_depth": (
+        "At which depth the right drafts were made",
+        "A draft made after more recurrences is a better informed one, and costs more. Only drafts that still stood when the target's "
+        "token came are counted.",
+    ),
     "join": (
         "Did the probes know which prompts decode fast?",
         "Every mark is a prompt that was both probed and timed. Where the marks rise to the right, what the probe saw of a prompt told how "

@@ -169,6 +169,18 @@ def acceptance(model=MODEL, tasks=TASKS, prompts=12, decoders=DECODERS[1:], posi
     return pd.DataFrame(rows, columns=["model", "task", "prompt", "decoder", "position", "reached", "accepted"])
 
 
+def acceptance_by_depth(model=MODEL, tasks=TASKS, prompts=12):
+    g, rows = rng(17), []
+    for task in tasks:
+        for prompt in range(prompts):
+            for decoder, depths in (("PLD K=8 n=3", [0]), ("WFD d=1 re=2", [1, 3, 5]), ("DAS-Wave J=12 k=1 deep_kv", range(1, 13))):
+                for depth in depths:
+                    for position in (1, 2):
+                        compared = int(g.integers(4, 12))
+                        rows.append((model, task, prompt, decoder, position, depth, compared, int(g.binomial(compared, 0.5 + depth / 30))))
+    return pd.DataFrame(rows, columns=["model", "task", "prompt", "decoder", "position", "depth", "compared", "accepted"])
+
+
 def bench(model=MODEL, tasks=TASKS, prompts=8, repeats=3, decoders=DECODERS, mismatches=0):
     g, rows = rng(8), []
     speed = {
@@ -349,6 +361,7 @@ def tables(model=MODEL):
         "prefix_effects": prefix_effects(model),
         "depth_grid": depth_grid(model),
         "acceptance": acceptance(model),
+        "acceptance_by_depth": acceptance_by_depth(model),
         "bench": bench(model),
         "plan": plan(model),
         "timing": timing(model),

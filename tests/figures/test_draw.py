@@ -10,14 +10,16 @@ import figures
 from loopscope.errors import RunFolderError, SettingError
 
 TABLES = [
-    "convergence", "depth_lens", "settle", "prefix_channels", "prefix_effects", "depth_grid", "acceptance", "bench", "plan",
-    "timing", "trace",
+    "convergence", "depth_lens", "settle", "prefix_channels", "prefix_effects", "depth_grid", "acceptance", "acceptance_by_depth",
+    "bench", "plan", "timing", "trace",
 ]  # fmt: skip
 UNITS = {  # words that the axis labels of a figure must carry
     "convergence": ["recurrence depth", "cosine similarity"], "depth_lens": ["(nats)", "(logits)", "top-1 agreement", "recurrence depth"],
     "settle": ["share of positions", "settle depth"], "prefix_channels": ["draft depth", "change in top-1 agreement", "(nats)"],
     "prefix_effects": ["change in top-1 agreement", "(nats)"], "depth_grid": ["keys read at depth", "values read at depth"],
-    "acceptance": ["accepted / reached", "place of the draft"], "bench": ["decode seconds", "recurrence calls"],
+    "acceptance": ["accepted / reached", "place of the draft"],
+    "acceptance_by_depth": ["accepted / compared", "recurrences after which", "drafts compared"],
+    "bench": ["decode seconds", "recurrence calls"],
     "plan": ["predicted", "measured", "wall clock"], "timing": ["milliseconds", "rows in the call"], "trace": ["tick", "position"],
 }  # fmt: skip
 
@@ -234,3 +236,11 @@ def test_dashboard_headline_follows_the_findings(synthetic):
 
 def test_the_concept_picture_needs_no_data():
     assert "Mature-V" in text_of(figures.draw("concept", None))
+
+
+def test_acceptance_by_depth_pools_places_and_says_the_shallowest(synthetic):
+    frame = synthetic.acceptance_by_depth(tasks=["maths"])
+    pooled = frame.groupby(["decoder", "depth"])[["accepted", "compared"]].sum()
+    rate = pooled.accepted / pooled.compared
+    alt = figures.draw("acceptance_by_depth", frame).note.alt
+    assert f"maths WFD d=1 re=2 {rate['WFD d=1 re=2', 1]:.2f}" in alt and f"maths PLD K=8 n=3 {rate['PLD K=8 n=3', 0]:.2f}" in alt
