@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 
 from decoders import Autoregressive, DASWave, DraftThenVerify, Sampling, Wavefront
-from decoders.bench import SPEEDUPS, BenchResult, bench, mismatches, reference_of, repetition_rate, with_references
+from decoders.bench import HEADLINE, SPEEDUPS, BenchResult, bench, mismatches, reference_of, repetition_rate, with_references
 from loopscope.errors import PromptError, SettingError
 
 PROMPTS = [[1, 2, 3], [9, 8, 7, 6], [5, 5, 5]]
@@ -64,9 +64,10 @@ def test_the_four_definitions_of_speedup_by_hand():
     assert fast.total_tokens_over_total_time == pytest.approx((50 / 10) / (50 / 30))
     assert fast.mean_of_prompt_ratios == pytest.approx((10 / 6 + 5) / 2)
     assert fast.decode_only == pytest.approx((48 / 8) / (48 / 28))
-    assert len({round(fast[name], 6) for name in SPEEDUPS}) == 4
+    assert fast[HEADLINE] == pytest.approx((9 / 5 / (9 / 9) + 39 / 3 / (39 / 19)) / 2)
+    assert len({round(fast[name], 6) for name in (*SPEEDUPS, HEADLINE)}) == 5
     ar = rows.set_index("decoder").loc["AR"]
-    assert all(ar[name] == 1 for name in SPEEDUPS)
+    assert all(ar[name] == 1 for name in (*SPEEDUPS, HEADLINE))
 
 
 def test_intervals_pair_prompts_and_vanish_where_all_agree():

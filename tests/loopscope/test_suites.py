@@ -1,6 +1,7 @@
 """Prompts from files in the forms of published benchmarks. The rows are made up here; only their fields are the benchmarks'."""
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -170,9 +171,14 @@ def test_files_that_are_none(tmp_path, written):
 def test_a_line_without_end_is_not_read_into_memory(tmp_path):
     path = tmp_path / "huge.jsonl"
     with open(path, "wb") as file:
-        file.truncate(50 * LINE)  # sparse: it has a size and no content
-    with pytest.raises(PromptError, match="line 1 has more than 16,777,216 bytes"):
-        read_suite(path)
+        file.truncate(8 * LINE)  # sparse: it has a size and no content
+    tracemalloc.start()
+    try:
+        with pytest.raises(PromptError, match="line 1 has more than 16,777,216 bytes"):
+            read_suite(path)
+        assert tracemalloc.get_traced_memory()[1] < 4 * LINE
+    finally:
+        tracemalloc.stop()
 
 
 def test_settings_that_make_no_sense(written):
