@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from decoders.calibrate import Calibration
 from decoders.das_wave import DASWave
 from decoders.decoder import Decoder
 from decoders.draft_then_verify import DraftThenVerify
@@ -32,7 +32,6 @@ GROUPS = {
     "outside": "carried states with another read than deep K/V, of which the law says nothing",
 }
 _POLICIES = {"00": "aligned", "01": "deep_v", "10": "deep_k", "11": "deep_kv"}  # (deep K, deep V), as the factorial's cells are named
-_UNIT = SimpleNamespace(seconds=lambda part, rows, shape="chain": 1.0)  # accepted drafts do not depend on what calls cost
 
 
 @dataclass(frozen=True)
@@ -56,10 +55,13 @@ def backtest(das: Mapping[str, Any]) -> pd.DataFrame:
     import pandas as pd
 
     depth, agreements = 32, das["agreement_by_policy"]
+    # Accepted drafts do not depend on what calls cost: every call takes a second.
+    unit = Calibration(pd.DataFrame([("", part, "chain", 1, 0, 1.0, 0) for part in ("recur", "prelude", "readout")],
+                                    columns=list(Calibration.columns)))
     rows = []
     for cell in cells(das):
         known = {policy: dict(zip(agreements["depths"], values)) for policy, values in agreements[cell.model].items()}
-        found = predict(cell.decoder, lambda policy, d, lag: known[policy].get(d), _UNIT, depth)
+        found = predict(cell.decoder, lambda policy, d, lag: known[policy].get(d), unit, depth)
         error = found.accepted / cell.published - 1
         rows.append((_group(cell), cell.table, cell.model, cell.task, cell.decoder.label, cell.published, found.accepted, error,
                      round(100 * error)))
