@@ -240,6 +240,8 @@ def test_the_page_says_every_verdict_with_its_number_in_picture_and_text(tmp_pat
     figure = figures.draw("claims", frame)
     words = " ".join(t.get_text() for t in figure.axes[0].texts)
     assert "✓ holds\n2.00x [2.00, 2.00]" in words and "✗ does not hold\n0.80x" in words and "not measured in this run" in words
+    left = min(label.get_window_extent().x0 for label in figure.axes[0].get_yticklabels())
+    assert left >= 0  # the sentences are not cut
     assert "2.00x" in figure.note.alt and figures.draw("claims", tables).note.alt == figure.note.alt
     text = page.export(frame, tmp_path / "claims.md").read_text()
     lines = [line for line in text.splitlines() if line.startswith("| ")]

@@ -58,6 +58,8 @@ def test_the_probe_is_read_at_the_decoders_own_depth_policy_and_start():
               "bench": bench([0.4] * 4, "DtV d=2 K=8 deep_kv")}
     found = join.table(tables).groupby("probe")["value"].unique()
     assert found["agreement"].tolist() == [0.7] and found["agreement_as_read"].tolist() == [0.9]
+    told = {"prefix_channels": channels({"aligned": [0.2] * 4, "deep_v": [0.8] * 4}), "bench": bench([0.4] * 4, "DtV d=1 K=8 deep_v")}
+    assert join.table(told)["value"].tolist() == [0.8] * 4  # not the control, which reads wrong values
     cosines = join.table({"convergence": convergence([0.3, 0.4]), "bench": bench([0.5, 0.6])})
     assert cosines["value"].tolist() == pytest.approx([0.3, 0.4]) and set(cosines["probe"]) == {"v_cosine"}
 
