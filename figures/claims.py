@@ -48,7 +48,7 @@ def draw(frame, *, model=None):
     ax.set_xlim(-0.52, len(heads) - 0.48)
     ax.set_ylim(len(table) - 0.48, -0.52)
     ax.set_xticks(range(len(heads)), ["\n".join(w for w in head if w) for head in heads])
-    ax.set_yticks(range(len(table)), [textwrap.fill(r["label"], 46) for r in table])
+    ax.set_yticks(range(len(table)), [textwrap.fill(r["label"], 44, break_on_hyphens=False) for r in table])
     ax.xaxis.tick_top()
     ax.tick_params(length=0)
     ax.grid(visible=False)
