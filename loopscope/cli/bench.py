@@ -52,7 +52,7 @@ def run_bench(model: str, names: list[str] | None, *, task, count, texts, out, m
             print(f"{core.source}, {len(prompts)} prompts ({label}), {max_new_tokens} new tokens; speedup: mean over prompts of the "
                   "ratio of decode times, with a 95 % interval over prompts")
             _say(result, plain_loop=any(isinstance(d, PlainLoop) for d in chosen), all_definitions=all_definitions)
-            save([t for t in (result, result.acceptance, result.by_depth) if len(t.frame)], out, model=core.source,
+            save([t for t in (result, result.acceptance, result.by_depth) if t is not None and len(t.frame)], out, model=core.source,
                  prompts=recorded(texts, prompts), seed=seed, settings=dict(result.meta))
         except KeyboardInterrupt:
             if journal is not None and journal.groups:
