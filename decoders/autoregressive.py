@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from decoders.calls import Steps
 from decoders.decoder import Decoder, at_least
 from decoders.generation import APPROXIMATE, LOSSLESS, LOSSY
-from decoders.session import Session
+from decoders.session import TARGET, Session
 from loopscope.errors import SettingError
 from loopscope.exits import ExitRule, exit_rule
 from loopscope.rows import Chain
@@ -85,3 +87,22 @@ def step(session: Session) -> Steps:
     token = yield session.read(state, Chain(position, 1, session.depth))
     session.cache.commit(position + 1)
     session.commit(int(token))
+
+
+def verify_block(session: Session, drafts: Sequence[int], bonus: bool = True) -> Steps:
+    """Run the newest committed token and the drafts behind it from fresh target states at full depth, and settle them.
+
+    bonus: also run the last draft, whose own output is one more token where all are right. Behind an EOS nothing is run.
+    """
+    anchor, inputs = len(session.tokens) - 1, [session.tokens[-1], *drafts]
+    if inputs[-1] in session.eos or not bonus:
+        inputs.pop()  # its own output could never be committed, or is not asked for
+    rows = Chain(anchor, len(inputs))
+    x = yield session.embed(inputs, rows)
+    state = session.start(x, rows)
+    for r in range(1, session.depth + 1):
+        rows = Chain(anchor, len(inputs), r)
+        state = yield session.recur(state, x, rows)
+        session.ran(rows)
+    proposals = [list(drafts[i : i + 1]) for i in range(len(inputs))]
+    session.settle(drafts, (yield session.read(state, rows, TARGET, proposals)).tolist())

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import torch
 
-from decoders.autoregressive import step
+from decoders.autoregressive import step, verify_block
 from decoders.calls import Steps
 from decoders.decoder import Decoder, at_least
-from decoders.session import DRAFT, GUESS, TARGET, Session
+from decoders.session import DRAFT, GUESS, Session
 from loopscope.errors import SettingError
 from loopscope.rows import At, Chain, Forest, ReadPolicy
 
@@ -65,7 +65,7 @@ class DASWave(Decoder):
                 continue
             anchor = len(session.tokens) - 1
             guesses = yield from self._refine(session, anchor, most, policy, carry, freeze)
-            yield from self._verify(session, anchor, guesses)
+            yield from verify_block(session, guesses, self.bonus)
 
     def width(self, round_index: int, most: int) -> int:
         """Active positions W in round j (from 0)."""
@@ -135,21 +135,6 @@ class DASWave(Decoder):
         for i in running:
             session.event(anchor + i, after[i], "run")
         return state, after
-
-    def _verify(self, session: Session, anchor: int, guesses: list[int]) -> Steps:
-        """Fresh target states on the anchor and the guesses; accept, correct or add the bonus token."""
-        inputs = [session.tokens[-1], *guesses]
-        if inputs[-1] in session.eos or not self.bonus:
-            inputs.pop()  # its own output could never be committed, or is not asked for
-        rows = Chain(anchor, len(inputs))
-        x = yield session.embed(inputs, rows)
-        state = session.start(x, rows)
-        for r in range(1, session.depth + 1):
-            rows = Chain(anchor, len(inputs), r)
-            state = yield session.recur(state, x, rows)
-            session.ran(rows)
-        proposals = [guesses[i : i + 1] for i in range(len(inputs))]
-        session.settle(guesses, (yield session.read(state, rows, TARGET, proposals)).tolist())
 
 
 def _together(anchor: int, depths: tuple[int, ...], device) -> Forest:

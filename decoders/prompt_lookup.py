@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from decoders.autoregressive import step
+from decoders.autoregressive import step, verify_block
 from decoders.calls import Steps
 from decoders.decoder import Decoder, at_least
-from decoders.session import TARGET, Session
-from loopscope.rows import Chain
+from decoders.session import Session
 
 
 class PromptLookup(Decoder):
@@ -33,25 +32,9 @@ class PromptLookup(Decoder):
             drafts = lookup(session.tokens, self.ngram, min(self.block, session.remaining - 1))
             ends = [i for i, token in enumerate(drafts) if token in session.eos]
             drafts = drafts[: ends[0] + 1] if ends else drafts
-            if drafts:
-                yield from self._verify(session, drafts)
-            else:
-                yield from step(session)
-
-    def _verify(self, session: Session, drafts: list[int]) -> Steps:
-        anchor = len(session.tokens) - 1
-        for i, token in enumerate(drafts):
-            session.event(anchor + 1 + i, 0, "draft", token)
-        inputs = [session.tokens[-1], *(drafts[:-1] if drafts[-1] in session.eos else drafts)]
-        rows = Chain(anchor, len(inputs))
-        x = yield session.embed(inputs, rows)
-        state = session.start(x, rows)
-        for r in range(1, session.depth + 1):
-            rows = Chain(anchor, len(inputs), r)
-            state = yield session.recur(state, x, rows)
-            session.ran(rows)
-        proposals = [drafts[i : i + 1] for i in range(len(inputs))]
-        session.settle(drafts, (yield session.read(state, rows, TARGET, proposals)).tolist())
+            for i, token in enumerate(drafts):
+                session.event(len(session.tokens) + i, 0, "draft", token)
+            yield from (verify_block(session, drafts) if drafts else step(session))
 
 
 def lookup(tokens: Sequence[int], ngram: int, most: int) -> list[int]:
