@@ -27,6 +27,7 @@ _MODULES = {
     "convergence": "convergence",
     "depth_lens": "depth_lens",
     "settle": "settle",
+    "attribution": "attribution",
     "prefix_channels": "prefix_channels",
     "prefix_effects": "prefix_effects",
     "depth_grid": "depth_grid",

@@ -16,6 +16,11 @@ READING = {
         "When the answer stops changing",
         "How many recurrences a position needs before its top token is final. The late ones are what full depth is for.",
     ),
+    "attribution": (
+        "Which components make the logit",
+        "What attention and MLPs of every recurrence put into the stream, seen through all norms and maps behind it. Contributions of "
+        "early recurrences that are near zero were overwritten by later ones; opposite signs cancel.",
+    ),
     "prefix_channels": (
         "Reading full-depth prefixes",
         "Above zero, a draft that reads the prefix's full-depth values (deep V, which is Mature-V), keys (deep K) or both guesses better "

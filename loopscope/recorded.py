@@ -93,7 +93,8 @@ class LoopedCache(ActivationCache):
     def _refuse(self, method: str) -> NoReturn:
         reason = why_not_additive(self.looped.core) or "its weights have no TransformerLens layout"
         raise HookError(f"{method} would be wrong on {self.looped.family}: it takes the residual stream for a sum of components, "
-                        f"but {reason}. Use probes.depth_lens for predictions by depth, or edit activations through hooks")
+                        f"but {reason}. Use probes.attribution for what each component adds to a logit, probes.depth_lens for predictions "
+                        "by depth, or edit activations through hooks")
 
 
 def _refusal(name: str) -> Callable[..., NoReturn]:

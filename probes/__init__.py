@@ -11,6 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 _LAZY = {
+    "attribution": "probes.direct",
+    "AttributionResult": "probes.direct",
     "convergence": "probes.settling",
     "ConvergenceResult": "probes.settling",
     "depth_lens": "probes.lens",
@@ -21,11 +23,13 @@ _LAZY = {
 }
 
 if TYPE_CHECKING:
+    from probes.direct import AttributionResult, attribution
     from probes.lens import DepthLensResult, SettleResult, depth_lens
     from probes.replay import ReplayResult, replay_table
     from probes.settling import ConvergenceResult, convergence
 
-__all__ = ["convergence", "ConvergenceResult", "depth_lens", "DepthLensResult", "ReplayResult", "SettleResult", "replay_table"]
+__all__ = ["attribution", "AttributionResult", "convergence", "ConvergenceResult", "depth_lens", "DepthLensResult", "ReplayResult",
+           "SettleResult", "replay_table"]
 
 
 def __getattr__(name: str):

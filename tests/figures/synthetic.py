@@ -155,6 +155,31 @@ def depth_grid(model=MODEL, tasks=TASKS, prompts=12, draft_depths=(1,), at=(1, 2
     )
 
 
+def attribution(model=MODEL, tasks=TASKS, prompts=12, depths=8, layers=2):
+    g, rows = rng(21), []
+    for task in tasks:
+        for prompt in range(prompts):
+            parts = [("start", 0, -1, "start", 0.02), ("embedding", 0, -1, "embedding", 0.4)]
+            parts += [("embedding", r, -1, "embedding", 0.3 * 0.6 ** (depths - r)) for r in range(1, depths + 1)]
+            parts += [
+                ("core", r, layer, branch, (1.5 - 0.7 * layer) * 0.6 ** (depths - r) * (1 if branch == "mlp" else -0.4))
+                for r in range(1, depths + 1)
+                for layer in range(layers)
+                for branch in ("attn", "mlp")
+            ]
+            parts += [("coda", 0, layer, branch, 0.8) for layer in range(2) for branch in ("attn", "mlp")]
+            values = [size + g.normal(0, 0.1) for *_, size in parts]
+            rows += [
+                (model, task, prompt, "keyed", "next", "", part, depth, 0, layer, branch, value, sum(values), 60)
+                for (part, depth, layer, branch, _), value in zip(parts, values)
+            ]
+    return pd.DataFrame(
+        rows,
+        columns=["model", "task", "prompt", "start", "target", "against", "part", "depth", "cycle", "layer", "branch", "value_logits"]
+        + ["logit", "n_positions"],
+    )
+
+
 def acceptance(model=MODEL, tasks=TASKS, prompts=12, decoders=DECODERS[1:], positions=8):
     g, rows = rng(7), []
     rates = {"DtV": 0.86, "WFD": 0.88, "DAS-Wave": 0.84}
@@ -357,6 +382,7 @@ def tables(model=MODEL):
         "convergence": convergence(model),
         "depth_lens": depth_lens(model),
         "settle": settle(model),
+        "attribution": attribution(model),
         "prefix_channels": prefix_channels(model),
         "prefix_effects": prefix_effects(model),
         "depth_grid": depth_grid(model),
