@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from loopscope.random_models import make_random_core
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 HOWTO = sorted((DOCS / "howto").glob("*.md"))
-PAGES = [ROOT / "README.md", *(p for p in [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"] if p.exists()), *sorted(DOCS.rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 ERRORS = {name: cls for name, cls in vars(loopscope.errors).items()
           if inspect.isclass(cls) and cls.__module__ == "loopscope.errors" and issubclass(cls, (loopscope.LoopscopeError, Warning))}
 
@@ -150,6 +152,34 @@ def test_every_command_shown_exists(line):
 def test_every_public_decoder_and_probe_is_described():
     kinds = [name for name in decoders.__all__ if issubclass(getattr(decoders, name), decoders.Decoder) and name != "Decoder"]
     functions = [name for name in probes.__all__ if not inspect.isclass(getattr(probes, name))]
-    howto = "\n".join(page.read_text() for page in HOWTO)
+    pages = "\n".join(page.read_text() for page in [*HOWTO, DOCS / "tables.md"])
     assert len(kinds) > 4 and len(functions) > 2
-    assert [name for name in (*kinds, *functions) if name not in howto] == []
+    assert [name for name in (*kinds, *functions) if not re.search(rf"\b{name}\b", pages)] == []
+
+
+def test_the_changelog_has_a_section_for_this_version():
+    assert f"## {loopscope.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_citation_is_of_this_version_and_names_both_papers():
+    yaml = pytest.importorskip("yaml")
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= set(cited)  # what CFF 1.2.0 requires
+    assert (cited["cff-version"], str(cited["version"]), cited["license"]) == ("1.2.0", loopscope.__version__, "Apache-2.0")
+    assert all({"type", "title", "authors"} <= set(reference) for reference in cited["references"])
+    assert {i["value"] for r in cited["references"] for i in r["identifiers"]} == {"arXiv:2609.23033", "arXiv:2609.34538"}
+
+
+@pytest.mark.parametrize("page", [ROOT / "CONTRIBUTING.md"], ids=named)
+def test_files_that_are_named_with_their_folder_are_there(page):
+    paths = {name for name in re.findall(r"`((?:loopscope|probes|interventions|decoders|figures|tests|docs)/[\w./-]*)`", page.read_text())}
+    assert len(paths) > 20
+    assert [name for name in sorted(paths) if "NAME" not in name and not (ROOT / name).exists()] == []
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs")
+    run = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"], cwd=ROOT,
+                         capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "DraftThenVerify" in (tmp_path / "site" / "reference" / "decoders.html").read_text()
