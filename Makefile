@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 OUT ?= runs/first
+WORKERS ?= 2
 BIN := $(VENV)/bin
 PINS := -c constraints.txt
 
@@ -17,7 +18,7 @@ quick: $(VENV)/.installed
 	@echo "Open $(CURDIR)/$(OUT)/report.html in a browser."
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

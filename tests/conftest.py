@@ -98,6 +98,8 @@ def pytest_runtest_makereport(item, call):
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session):
     if session.config.getoption("--write-support"):
+        if session.config.getoption("numprocesses", None):
+            raise pytest.UsageError("--write-support sees one process only: run it without -n")
         if not session.config.stash[WHOLE]:
             raise pytest.UsageError("--write-support needs the whole suite: pytest --write-support -m support")
         try:
