@@ -28,6 +28,7 @@ _MODULES = {
     "depth_lens": "depth_lens",
     "settle": "settle",
     "attribution": "attribution",
+    "trajectories": "trajectories",
     "prefix_channels": "prefix_channels",
     "prefix_effects": "prefix_effects",
     "depth_grid": "depth_grid",

@@ -21,6 +21,11 @@ READING = {
         "What attention and MLPs of every recurrence put into the stream, seen through all norms and maps behind it. Contributions of "
         "early recurrences that are near zero were overwritten by later ones; opposite signs cancel.",
     ),
+    "trajectories": (
+        "Where the state goes",
+        "On the left every path ends in the middle: a straight way in is a plain contraction, a winding one an orbit or a spiral. Steps "
+        "that shrink by the same factor make a straight line; a line that goes flat has stopped shrinking.",
+    ),
     "prefix_channels": (
         "Reading full-depth prefixes",
         "Above zero, a draft that reads the prefix's full-depth values (deep V, which is Mature-V), keys (deep K) or both guesses better "

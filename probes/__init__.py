@@ -20,16 +20,19 @@ _LAZY = {
     "SettleResult": "probes.lens",
     "replay_table": "probes.replay",
     "ReplayResult": "probes.replay",
+    "trajectories": "probes.paths",
+    "TrajectoriesResult": "probes.paths",
 }
 
 if TYPE_CHECKING:
     from probes.direct import AttributionResult, attribution
     from probes.lens import DepthLensResult, SettleResult, depth_lens
+    from probes.paths import TrajectoriesResult, trajectories
     from probes.replay import ReplayResult, replay_table
     from probes.settling import ConvergenceResult, convergence
 
 __all__ = ["attribution", "AttributionResult", "convergence", "ConvergenceResult", "depth_lens", "DepthLensResult", "ReplayResult",
-           "SettleResult", "replay_table"]
+           "SettleResult", "TrajectoriesResult", "replay_table", "trajectories"]
 
 
 def __getattr__(name: str):

@@ -180,6 +180,25 @@ def attribution(model=MODEL, tasks=TASKS, prompts=12, depths=8, layers=2):
     )
 
 
+def trajectories(model=MODEL, tasks=TASKS, prompts=12, depths=16):
+    g, rows = rng(22), []
+    for task in tasks:
+        for prompt in range(prompts):
+            turn, q, size = g.normal(0.5, 0.1) + 0.4 * (task == "code"), g.normal(0.75, 0.03), g.normal(10, 1)
+            points = [size * (q * np.exp(1j * turn)) ** r for r in range(depths)] + [0j]
+            for r, z in enumerate(points):
+                labels = [min(1.0, r / depths), 0.1, 0.2 * (1 - r / depths)] if r >= 4 else [np.nan] * 3
+                rows.append(
+                    (model, task, prompt, "keyed", r, 0.9 * q**r if r else np.nan, np.degrees(turn) if r > 1 else np.nan, abs(z) / 10)
+                    + (q if r > 1 else np.nan, *labels, z.real, z.imag, 60)
+                )
+    return pd.DataFrame(
+        rows,
+        columns=["model", "task", "prompt", "start", "depth", "step", "angle_degrees", "distance", "contraction", "fixed_point", "orbit"]
+        + ["slider", "pc1", "pc2", "n_positions"],
+    )
+
+
 def acceptance(model=MODEL, tasks=TASKS, prompts=12, decoders=DECODERS[1:], positions=8):
     g, rows = rng(7), []
     rates = {"DtV": 0.86, "WFD": 0.88, "DAS-Wave": 0.84}
@@ -383,6 +402,7 @@ def tables(model=MODEL):
         "depth_lens": depth_lens(model),
         "settle": settle(model),
         "attribution": attribution(model),
+        "trajectories": trajectories(model),
         "prefix_channels": prefix_channels(model),
         "prefix_effects": prefix_effects(model),
         "depth_grid": depth_grid(model),
