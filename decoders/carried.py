@@ -1,7 +1,8 @@
 """DAS-Wave replayed: its own rounds from the anchors it would visit in a known text, judged by the text, without verification.
 
 A refinement of J rounds holds those of every smaller J, and where it starts from depends on the text alone. So the guesses from one
-anchor serve every number of rounds, and the blocks that a decoder would make follow from them: calls and accepts are its own. What
+anchor serve every number of rounds up to theirs (ask for the most rounds first), and the blocks that a decoder would make follow from
+them: calls and accepts are its own. What
 no product of agreements says is in there: a guess becomes right only after its input has, and states are carried from round to round
 (docs/algorithms.md, 2.5 and 4). Costs no recurrence at full depth beyond one pass over the text.
 """
@@ -86,12 +87,12 @@ class Refinements:
         """The guesses after every round from one anchor."""
         kind = _Kind(decoder.updates, decoder.read, decoder.carry, decoder.initial_width, decoder.growth)
         made = self._made.setdefault((index, kind), {})
-        if anchor not in made:
+        if len(made.get(anchor, ())) < decoder.rounds:  # no more rounds than are asked for: few rounds start from many anchors
             session, whole = self._session(index)
             session.tokens, session.cache.length = self._ids[index][: anchor + 1], anchor
             injects = session.core.config.injects
             carry = injects if decoder.carry is None else decoder.carry
-            deepest = DASWave(self.rounds, kind.updates, _MOST, kind.initial_width, kind.read, kind.carry, kind.growth)
+            deepest = DASWave(decoder.rounds, kind.updates, _MOST, kind.initial_width, kind.read, kind.carry, kind.growth)
             most, policy = min(_MOST, session.cache.capacity - anchor), ReadPolicy.named(kind.read, session.depth)
             history: list[list[int]] = []
             steps = deepest._refine(session, anchor, most, policy, carry, decoder.carry is None and not carry, history)

@@ -123,11 +123,11 @@ class Plan(Result):
         """One sentence: why the winner wins."""
         return self.meta["evidence"]
 
-    def shortlist(self, per_kind: int = 3) -> Plan:
-        """This plan with the best few schedules of every kind of decoder only: what a figure can show."""
+    def shortlist(self, per_kind: int = 3, labels: Sequence[str] = ()) -> Plan:
+        """This plan with the best few schedules of every kind of decoder only, and those named: what a figure can show."""
         kinds = self.frame["decoder"].map(lambda label: type(by_label(label)).__name__)
         rank_in_kind = self.frame.groupby([kinds, self.frame["basis"]]).cumcount()
-        return Plan(self.frame[(rank_in_kind < per_kind)].reset_index(drop=True), self.meta)
+        return Plan(self.frame[(rank_in_kind < per_kind) | self.frame["decoder"].isin(labels)].reset_index(drop=True), self.meta)
 
     def beside(self, bench: BenchResult) -> Plan:
         """This plan with the benchmark's measurements as rows of their own (basis "measured")."""
@@ -183,7 +183,7 @@ def rank(findings: Mapping[str, Any] | Findings, calibration: Calibration, *, re
     kinds = list(best_of_kind.values())
     rivals = [label for label in kinds[1:] if label != "AR"] + (["AR"] if kinds[0] != "AR" else [])
     return Plan(frame, {"label": LABEL, "model": model, "task": task or "", "start": start, "depth": depth, "best": kinds[0],
-                        "rivals": rivals, "evidence": _evidence(compared[kinds[0]], rivals, predicted, found, depth)})
+                        "rivals": rivals, "evidence": _evidence(compared[kinds[0]], rivals, predicted, found, depth, played, replay)})
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def _played(replay: ReplayResult | None, refinements: Refinements | None, decode
 
     texts = [] if replay is None else [(i, text) for i, text in enumerate(replay.prompts()) if text.lanes]
     out: dict[str, _Played] = {}
-    for decoder in decoders if texts else ():
+    for decoder in _most_rounds_first(decoders) if texts else ():
         if isinstance(decoder, LoopSpec):
             continue  # a tree's calls have no price in the sweep yet
         if isinstance(decoder, DASWave):
@@ -225,6 +225,11 @@ def _played(replay: ReplayResult | None, refinements: Refinements | None, decode
             out[decoder.label] = _Played([o.recur for o in known], cost, [text.lanes for _, text in texts], [o.accepted for o in known],
                                          [len(o.runs) for o in known], all(o.exact for o in known))
     return out
+
+
+def _most_rounds_first(decoders: Iterable[Decoder]) -> list[Decoder]:
+    """Refinements of many rounds serve those of few."""
+    return sorted(decoders, key=lambda d: -d.rounds if isinstance(d, DASWave) else 0)
 
 
 def _from_agreements(decoder: Decoder, found: Findings, calibration: Calibration, depth: int, injects: bool) -> Prediction | None:
@@ -257,7 +262,8 @@ def _intervals(decoders: Sequence[Decoder], found: Findings, calibration: Calibr
     return {label: tuple(np.percentile(s, (2.5, 97.5)).tolist()) if s else (float("nan"),) * 2 for label, s in speedups.items()}
 
 
-def _evidence(best: Decoder, rivals: Sequence[str], predicted: Mapping[str, Prediction], found: Findings, depth: int) -> str:
+def _evidence(best: Decoder, rivals: Sequence[str], predicted: Mapping[str, Prediction], found: Findings, depth: int,
+              played: Mapping[str, _Played], replay: ReplayResult | None) -> str:
     """Why the winner wins, in one sentence of numbers."""
     p, ar = predicted[best.label], predicted["AR"]
     against = next((label for label in rivals if label != "AR"), None)
@@ -274,9 +280,25 @@ def _evidence(best: Decoder, rivals: Sequence[str], predicted: Mapping[str, Pred
     if right is not None:
         how = (f"a draft after {d} of {depth} recurrences ({policy.replace('_', ' ')} reads) already names the full-depth token "
                f"{right:.0%} of the time")
+    settled = settle_depth(replay) if replay is not None and getattr(best, "redraft", None) is not None else None
+    if settled is not None:
+        how += f", and one that is read again as it deepens is final after {settled:.1f} on average"
+    exact = best.label in played and played[best.label].exact
     text = f"The {LABEL} is {best.label}: {how}, so a token costs {p.calls_per_token:.2f} block calls instead of {ar.calls_per_token:.0f}"
+    if exact:
+        texts = len(played[best.label].tokens)
+        text += f", replayed exactly on {texts} text{'s' if texts > 1 else ''}"
     if against:
         calls = predicted[against].calls_per_token
         text += f" ({against} would need {calls:.2f}{', but dearer ones' if calls < p.calls_per_token else ''})"
     speedup = ar.seconds_per_token / p.seconds_per_token
     return f"{text}; by the call times of this machine that is {speedup:.1f}x the speed of AR."
+
+
+def settle_depth(replay: ReplayResult) -> float | None:
+    """Mean over the drafts of a replay of the first depth from which the top token never changes; None without drafts."""
+    depths: list[int] = []
+    for text in replay.prompts():
+        changed = text.drafts != text.drafts[-1]
+        depths += [max((r + 2 for r in range(text.depth) if changed[r, i]), default=1) for i in range(text.lanes)]
+    return sum(depths) / len(depths) if depths else None

@@ -201,5 +201,5 @@ def schedules(depth: int) -> Iterator[Decoder]:
             yield DraftThenVerify(d, block)
             yield DraftThenVerify(d, block, read="deep_kv")
     for updates in (1, 2):
-        for rounds in (4, 8, 12, 16, 24):
+        for rounds in (j for j in (4, 8, 12, 16, 24) if j * updates <= 3 * depth):  # drafting longer than that cannot pay
             yield DASWave(rounds, updates)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from decoders.autoregressive import Autoregressive
+from decoders.das_wave import DASWave
 from decoders.decoder import Decoder
 from decoders.draft_then_verify import DraftThenVerify
 from decoders.loopspec import LoopSpec
@@ -36,6 +37,7 @@ from probes.inputs import read_prompts
 from probes.replay import Pass, ReplayResult, replay_table
 
 if TYPE_CHECKING:
+    from decoders.carried import Refinements
     from loopscope.models.looped import LoopedCore
 
 _NO_REPLAY = "no replay: its drafts, or its tokens, are not those of the target's own recurrences"
@@ -66,16 +68,17 @@ def replay(model: Any, prompts: Iterable[Any], max_new_tokens: int = 64, *, task
     return replay_table(model, ids, texts, limit=max_new_tokens, task=task, model_name=model_name, progress=progress, **same)
 
 
-def predict_from_replay(table: ReplayResult, decoders: Sequence[Decoder]) -> ReplayPrediction:
-    """What each decoder will count on each prompt of the table."""
+def predict_from_replay(table: ReplayResult, decoders: Sequence[Decoder], refinements: Refinements | None = None) -> ReplayPrediction:
+    """What each decoder will count on each prompt of the table. refinements: blocks of the same texts, which DAS-Wave is read from."""
     import pandas as pd
 
     nan, rows = float("nan"), []
-    for (prompt, part), text in zip(table.frame.groupby("prompt"), table.prompts()):
+    for index, ((prompt, part), text) in enumerate(zip(table.frame.groupby("prompt"), table.prompts())):
         name, task = part.model.iloc[0], part.task.iloc[0]
         for decoder in decoders:
             fixed = (name, task, prompt, decoder.label, len(text.tokens))
-            got = replayed(text, decoder)
+            refined = refinements is not None and isinstance(decoder, DASWave)
+            got = refinements.outcome(index, decoder) if refined else replayed(text, decoder)
             if got is None:
                 rows.append((*fixed, *[nan] * 9, False, False, _NO_REPLAY))
                 continue
