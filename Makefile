@@ -1,5 +1,6 @@
 # make report   a report on the shipped models, in $(OUT)       make test   the default tests
 # make lint     style and imports                                make quick   a smaller report, in under three minutes
+# make docs     the site, in build/site
 PYTHON ?= python3
 VENV ?= .venv
 OUT ?= runs/first
@@ -7,7 +8,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 PINS := -c constraints.txt
 
-.PHONY: report quick test lint clean
+.PHONY: report quick test lint docs clean
 
 report: $(VENV)/.installed
 	$(BIN)/loopscope report --out $(OUT)
@@ -32,12 +33,15 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.installed-test: $(BIN)/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install $(PINS) -e '.[test]'
+	$(BIN)/python -m pip install $(PINS) -e '.[test,docs]'
 	touch $(VENV)/.installed $@
 
 $(VENV)/.installed-dev: $(BIN)/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install $(PINS) -e '.[dev,test]'
+	$(BIN)/python -m pip install $(PINS) -e '.[dev,test,docs]'
 	touch $(VENV)/.installed $(VENV)/.installed-test $@
+
+docs: $(VENV)/.installed-test
+	$(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf build dist *.egg-info
