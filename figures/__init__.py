@@ -29,6 +29,7 @@ _MODULES = {
     "settle": "settle",
     "attribution": "attribution",
     "trajectories": "trajectories",
+    "head_stability": "head_stability",
     "prefix_channels": "prefix_channels",
     "prefix_effects": "prefix_effects",
     "depth_grid": "depth_grid",

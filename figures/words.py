@@ -26,6 +26,10 @@ READING = {
         "On the left every path ends in the middle: a straight way in is a plain contraction, a winding one an orbit or a spiral. Steps "
         "that shrink by the same factor make a straight line; a line that goes flat has stopped shrinking.",
     ),
+    "head_stability": (
+        "When heads look where they will look",
+        "A head that is near zero early could be read from a shallow pass; one that stays high decides late what it attends to.",
+    ),
     "prefix_channels": (
         "Reading full-depth prefixes",
         "Above zero, a draft that reads the prefix's full-depth values (deep V, which is Mature-V), keys (deep K) or both guesses better "

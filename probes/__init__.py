@@ -18,6 +18,8 @@ _LAZY = {
     "depth_lens": "probes.lens",
     "DepthLensResult": "probes.lens",
     "SettleResult": "probes.lens",
+    "head_stability": "probes.heads",
+    "HeadStabilityResult": "probes.heads",
     "replay_table": "probes.replay",
     "ReplayResult": "probes.replay",
     "trajectories": "probes.paths",
@@ -26,13 +28,14 @@ _LAZY = {
 
 if TYPE_CHECKING:
     from probes.direct import AttributionResult, attribution
+    from probes.heads import HeadStabilityResult, head_stability
     from probes.lens import DepthLensResult, SettleResult, depth_lens
     from probes.paths import TrajectoriesResult, trajectories
     from probes.replay import ReplayResult, replay_table
     from probes.settling import ConvergenceResult, convergence
 
 __all__ = ["attribution", "AttributionResult", "convergence", "ConvergenceResult", "depth_lens", "DepthLensResult", "ReplayResult",
-           "SettleResult", "TrajectoriesResult", "replay_table", "trajectories"]
+           "SettleResult", "HeadStabilityResult", "TrajectoriesResult", "head_stability", "replay_table", "trajectories"]
 
 
 def __getattr__(name: str):

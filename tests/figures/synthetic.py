@@ -199,6 +199,18 @@ def trajectories(model=MODEL, tasks=TASKS, prompts=12, depths=16):
     )
 
 
+def head_stability(model=MODEL, tasks=TASKS, prompts=12, depths=16, layers=2, heads=4):
+    g, rows = rng(23), []
+    for task in tasks:
+        for prompt in range(prompts):
+            for layer in range(layers):
+                for head in range(heads):
+                    for r in range(1, depths + 1):
+                        js = (0.1 + 0.1 * head) * g.uniform(0.8, 1.2) * (0.6 + 0.1 * layer) ** r * (r < depths)
+                        rows.append((model, task, prompt, "keyed", layer, head, r, js, 59))
+    return pd.DataFrame(rows, columns=["model", "task", "prompt", "start", "layer", "head", "depth", "js_nats", "n_positions"])
+
+
 def acceptance(model=MODEL, tasks=TASKS, prompts=12, decoders=DECODERS[1:], positions=8):
     g, rows = rng(7), []
     rates = {"DtV": 0.86, "WFD": 0.88, "DAS-Wave": 0.84}
@@ -403,6 +415,7 @@ def tables(model=MODEL):
         "settle": settle(model),
         "attribution": attribution(model),
         "trajectories": trajectories(model),
+        "head_stability": head_stability(model),
         "prefix_channels": prefix_channels(model),
         "prefix_effects": prefix_effects(model),
         "depth_grid": depth_grid(model),

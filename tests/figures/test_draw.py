@@ -10,13 +10,14 @@ import figures
 from loopscope.errors import RunFolderError, SettingError
 
 TABLES = [
-    "convergence", "depth_lens", "settle", "attribution", "trajectories", "prefix_channels", "prefix_effects", "depth_grid",
-    "acceptance", "acceptance_by_depth", "bench", "plan", "timing", "trace",
+    "convergence", "depth_lens", "settle", "attribution", "trajectories", "head_stability", "prefix_channels", "prefix_effects",
+    "depth_grid", "acceptance", "acceptance_by_depth", "bench", "plan", "timing", "trace",
 ]  # fmt: skip
 UNITS = {  # words that the axis labels of a figure must carry
     "convergence": ["recurrence depth", "cosine similarity"], "depth_lens": ["(nats)", "(logits)", "top-1 agreement", "recurrence depth"],
     "settle": ["share of positions", "settle depth"], "attribution": ["contribution (logits)", "recurrence depth", "= logit"],
     "trajectories": ["recurrence depth", "(degrees)", "main direction 1", "share of positions"],
+    "head_stability": ["recurrence depth", "JS divergence to depth T (nats)"],
     "prefix_channels": ["draft depth", "change in top-1 agreement", "(nats)"],
     "prefix_effects": ["change in top-1 agreement", "(nats)"], "depth_grid": ["keys read at depth", "values read at depth"],
     "acceptance": ["accepted / reached", "place of the draft"],
