@@ -34,7 +34,9 @@ class DASWave(Decoder):
         self.capacity, self.initial_width = at_least("capacity", capacity), at_least("initial_width", initial_width)
         self.growth, self.stable = at_least("growth", growth, 0), stable if stable is None else at_least("stable", stable)
         ReadPolicy.named(read, 1)  # raises for an unknown name; the depth is not known yet
-        self.read, self.carry, self.bonus = read, carry, bool(bonus)
+        if carry not in (None, True, False) or bonus not in (True, False):
+            raise SettingError(f"carry is None, True or False and bonus True or False, got {carry!r} and {bonus!r}")
+        self.read, self.carry, self.bonus = read, carry, bonus
 
     @property
     def label(self) -> str:

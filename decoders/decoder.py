@@ -135,9 +135,9 @@ class Decoder(ABC):
 
 
 def _per_prompt(name: str, value: Any, count: int) -> list[int]:
-    values = [value] * count if not isinstance(value, Sequence) else list(value)
+    values = [value] * count if isinstance(value, str) or not isinstance(value, Sequence) else list(value)
     if len(values) != count:
-        raise SettingError(f"{name} must be one number or one for each of the {count} prompts, got {len(values)}")
+        raise SettingError(f"{name} must be one number or one for each of the {count} prompts, got {len(values)} numbers")
     return values
 
 

@@ -13,6 +13,9 @@ from loopscope.errors import SettingError
 from loopscope.rows import At, Chain, Rows, Tree, Wave
 
 
+_MOST_LANES = 4096
+
+
 @dataclass(eq=False)
 class _Lane:
     """One branch's row: its K/V lie in `cell`, which is its position unless a sibling was there first."""
@@ -35,7 +38,7 @@ class LoopSpec(Decoder):
     Only what is in flight beside the main branch costs a gather of the prefix; a tree that is a chain runs as a wave.
     """
 
-    def __init__(self, draft_depth: int, second_depth: int | None, gate: float = 0.0, lanes: int = 64) -> None:
+    def __init__(self, draft_depth: int, second_depth: int | None, gate: float = 0.0, lanes: int = 128) -> None:
         self.draft_depth = at_least("draft_depth", draft_depth)
         self.second_depth = None if second_depth is None else at_least("second_depth", second_depth)
         if second_depth is not None and second_depth <= draft_depth:
@@ -43,12 +46,14 @@ class LoopSpec(Decoder):
         if isinstance(gate, bool) or not isinstance(gate, (int, float)) or not 0 <= gate <= 1:
             raise SettingError(f"gate must be a probability from 0 to 1, got {gate!r}")
         self.gate, self.lanes = float(gate), at_least("lanes", lanes)
+        if lanes > _MOST_LANES:
+            raise SettingError(f"lanes must be at most {_MOST_LANES}, got {lanes}: each is a cell of the cache at every depth")
 
     @property
     def label(self) -> str:
         second = "" if self.second_depth is None else f" d2={self.second_depth}"
         gate = f" gate={self.gate:g}" if self.gate else ""
-        return f"LoopSpec d1={self.draft_depth}{second}{gate}" + ("" if self.lanes == 64 else f" lanes={self.lanes}")
+        return f"LoopSpec d1={self.draft_depth}{second}{gate}" + ("" if self.lanes == 128 else f" lanes={self.lanes}")
 
     def spare(self, depth):
         return self.lanes

@@ -44,7 +44,7 @@ class Sampling:
                     or not value <= high:
                 raise SettingError(f"{name} must be a number {'from' if least else 'above'} {low:g} to {high:g}, got {value!r}")
 
-        number("temperature", 0, 1e6, least=False)
+        number("temperature", 1e-6, 1e6, least=True)  # below it only the argmax is left
         if self.top_k is not None and (isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 1):
             raise SettingError(f"top_k must be a whole number of at least 1, got {self.top_k!r}")
         if self.top_p is not None:

@@ -3,14 +3,15 @@
 Found and run as transformers does it (transformers.utils.chat_template_utils), so that a template gives the same text here:
 blocks trimmed, `{% break %}` and `{% continue %}`, `{% generation %}` (which marks and changes nothing), raise_exception,
 strftime_now, and a tojson that leaves letters as they are. The sandbox has no attribute that begins with an underscore and
-nothing that changes what it was given; here messages are plain JSON data besides, and repetition (the cheap way to fill a
-memory) is refused beyond OUTPUT characters, as is a longer result. It cannot reach anything of ours; it can still be slow.
+nothing that changes what it was given; here messages are plain JSON data besides, repetition and results beyond OUTPUT
+characters are refused, and the process may take no more than MEMORY meanwhile. It cannot reach anything of ours; it can still be slow.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -19,6 +20,7 @@ from loopscope.errors import CheckpointError, PromptError
 
 TEMPLATE = 2**20  # characters of a template
 OUTPUT = 2**24  # characters of a conversation
+MEMORY = 2**30  # bytes that running a template may take
 
 
 def templates_of(jinja: str | None, chat_json: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, str]:
@@ -56,20 +58,48 @@ def render(template: str, messages: Sequence[Mapping[str, Any]], add_generation_
     given = {"tools": None, "documents": None, **variables, "messages": plain, "add_generation_prompt": add_generation_prompt}
     said, size = [], 0
     try:
-        for piece in _compiled(template).generate(given):
-            size += len(piece)
-            if size > OUTPUT:
-                raise PromptError(f"the chat template writes more than {OUTPUT:,} characters")
-            said.append(piece)
+        with _bounded_memory():
+            for piece in _compiled(template).generate(given):
+                size += len(piece)
+                if size > OUTPUT:
+                    raise PromptError(f"the chat template writes more than {OUTPUT:,} characters")
+                said.append(piece)
     except PromptError:
         raise
     except jinja2.exceptions.SecurityError as error:
         raise PromptError(f"the chat template of this checkpoint is not safe to run: {error}") from error
     except jinja2.exceptions.TemplateError as error:
         raise PromptError(f"the chat template refuses this conversation, or is broken: {error}") from error
+    except MemoryError as error:
+        raise PromptError(f"the chat template asks for more than {MEMORY / 2**30:g} GiB of memory; it is not one to run") from error
     except Exception as error:  # what a template computes can fail in any way
         raise PromptError(f"the chat template fails on this conversation: {type(error).__name__}: {error}") from error
     return "".join(said)
+
+
+@contextmanager
+def _bounded_memory() -> Iterator[None]:
+    """Let the process take at most MEMORY more for the time of a template: there are too many ways to make a long text to guard each.
+
+    Only where the system has such a limit (Linux); elsewhere repetition alone is guarded.
+    """
+    try:
+        import resource
+
+        with open("/proc/self/statm", encoding="ascii") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        limit = used + MEMORY if before[1] == resource.RLIM_INFINITY else min(used + MEMORY, before[1])
+        if before[0] != resource.RLIM_INFINITY:
+            limit = min(limit, before[0])
+        resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+    except (ImportError, OSError, ValueError):
+        yield
+        return
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 @lru_cache(maxsize=8)

@@ -179,7 +179,7 @@ class ArgmaxStability(ExitRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.threshold != int(self.threshold):
+        if self.threshold > 2**31 or self.threshold != int(self.threshold):
             raise SettingError(f"the threshold of the exit rule {self.name!r} counts recurrences: a whole number, got {self.threshold!r}")
         object.__setattr__(self, "threshold", int(self.threshold))
 

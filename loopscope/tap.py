@@ -163,10 +163,11 @@ class Tap:
 
     def _checked(self, name: str, tensor: Tensor, context: dict[str, Any]) -> Tensor:
         """What the hooks of `name` make of a tensor. Another shape would be broadcast by some calls and refused by others."""
+        shape, dtype = tensor.shape, tensor.dtype  # before: a hook may also resize what it is given
         new = self.fire(name, tensor, context)
-        if new is not tensor and (not isinstance(new, Tensor) or new.shape != tensor.shape or new.dtype != tensor.dtype):
+        if not isinstance(new, Tensor) or new.shape != shape or new.dtype != dtype:
             found = f"{new.dtype} {list(new.shape)}" if isinstance(new, Tensor) else type(new).__name__
-            raise HookError(f"a hook on {name!r} returned {found}; it must return None or a tensor of {tensor.dtype} {list(tensor.shape)}")
+            raise HookError(f"a hook on {name!r} returned {found}; it must return None or a tensor of {dtype} {list(shape)}")
         return new
 
 
@@ -283,6 +284,13 @@ class HookSite:
         return _known(layer_of(self.name), self.name, "layer")
 
 
+def check_pairs(hooks: Any) -> Hooks:
+    """`hooks` if they are (name or filter, function) pairs. Raises HookError."""
+    if isinstance(hooks, (list, tuple)) and all(isinstance(pair, (list, tuple)) and len(pair) == 2 and callable(pair[1]) for pair in hooks):
+        return hooks
+    raise HookError(f"hooks are a list of (name or filter, function) pairs, such as [('hook_embed', fn)], got {repr(hooks)[:80]}")
+
+
 def _known(value: int | None, name: str, what: str) -> int:
     if value is None:
         raise HookError(f"{name!r} has no {what}")
@@ -300,7 +308,7 @@ class FunctionTap(Tap):
         known = dict.fromkeys(hook_names(core.config, core.check_depth(depth)))
         self._functions: dict[str, list[HookFn]] = {}
         self._sites: dict[str, HookSite] = {}
-        for wanted, fn in fwd_hooks:
+        for wanted, fn in check_pairs(fwd_hooks):
             for name in match_names(wanted, known):
                 self._functions.setdefault(name, []).append(fn)
                 self._sites[name] = HookSite(name)

@@ -70,8 +70,14 @@ def _check(chosen: list[Decoder], workers: int, out: str | None) -> None:
         if not d.lossless:
             raise SettingError(f"{d.label} is not lossless: it need not give the tokens of plain decoding, so nothing is to certify; "
                                "loopscope bench counts how many of them it does give")
-    if out is not None and Path(out).expanduser().exists():
-        raise RunFolderError(f"{out} exists; choose another --out")
+    if out is not None:
+        path = Path(out).expanduser()
+        if os.path.lexists(path):
+            raise RunFolderError(f"{out} exists; choose another --out")
+        above = next(p for p in path.absolute().parents if p.exists())  # whatever is missing in between will be made
+        if not above.is_dir() or not os.access(above, os.W_OK) or len(path.name.encode()) > 200:
+            why = "is not writable" if above.is_dir() else "is a file"
+            raise RunFolderError(f"{out} cannot be written: {above} {why}, or the name is too long; choose another --out")
 
 
 def _on_random_models(pool: Sequence[Decoder | str], full: bool, seed: int, workers: int, stages: Stages) -> _Job:

@@ -11,8 +11,8 @@ from loopscope.errors import CheckpointError
 
 
 MOST_DEPTH = 65536  # recurrences; a typo beyond it would only show as a machine out of memory
-_MOST = {"n_prelude": 1024, "n_core": 1024, "n_coda": 1024, "depth": MOST_DEPTH, "context": 2**27, "vocab_size": 2**27,
-         "d_model": 2**20, "d_mlp": 2**22, "d_head": 2**16, "n_heads": 2**16}
+_MOST = {"inner_cycles": 1024, "n_prelude": 1024, "n_core": 1024, "n_coda": 1024, "depth": MOST_DEPTH, "context": 2**27,
+         "vocab_size": 2**27, "d_model": 2**20, "d_mlp": 2**22, "d_head": 2**16, "n_heads": 2**16}
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,14 @@ def need_int(raw: Mapping[str, Any], key: str, least: int = 1) -> int:
 def need_number(raw: Mapping[str, Any], key: str, zero: bool = False) -> float:
     """need(), and a finite number above 0 (with `zero`: not below it)."""
     value = need(raw, key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0 or (value == 0 and not zero):
-        raise CheckpointError(f"config.json: {key} must be a finite number {'of at least' if zero else 'above'} 0, found {value!r}")
-    return float(value)
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, (int, float)) else float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        number = math.inf
+    if not math.isfinite(number) or number < 0 or (number == 0 and not zero):
+        least = "of at least" if zero else "above"
+        raise CheckpointError(f"config.json: {key} must be a finite number {least} 0, found {repr(value)[:60]}")
+    return number
 
 
 def need_bool(raw: Mapping[str, Any], key: str, absent: bool | None = None) -> bool:
@@ -147,7 +152,7 @@ def read_rope(raw: Mapping[str, Any], *theta_keys: str) -> tuple[float, Mapping[
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind == "default":
         return theta, None
-    if kind not in _SCALINGS:
+    if not isinstance(kind, str) or kind not in _SCALINGS:
         raise CheckpointError(f"config.json: rope scaling of type {kind!r} is not supported; supported: default, {', '.join(_SCALINGS)}")
     return theta, {"rope_type": kind, **{key: need_number(scaling, key) for key in _SCALINGS[kind]}}
 

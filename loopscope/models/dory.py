@@ -143,7 +143,7 @@ class DoryCore(LoopedCore):
     def read_config(cls, raw: Mapping[str, Any]) -> DoryConfig:
         refuse(raw, cls.family, hidden_act="silu", attention_bias=False, mlp_bias=False)
         types = need(raw, "layer_types")
-        if not isinstance(types, list) or set(types) - {_FULL, _SLIDING, "mlp"}:
+        if not isinstance(types, list) or any(kind not in (_FULL, _SLIDING, "mlp") for kind in types):
             raise CheckpointError(f"config.json: layer_types must be a list of {_FULL!r}, {_SLIDING!r} and 'mlp', found {types!r}")
         # Released configs count attention and MLP of a layer as two, and list both.
         halves = 2 if "mlp" in types else 1

@@ -25,7 +25,7 @@ from loopscope.models.config import LoopedConfig
 from loopscope.models.looped import LoopedCore
 from loopscope.recorded import RecordedRun
 from loopscope.rows import ALIGNED, Chain, ReadPolicy, Rows
-from loopscope.tap import Hooks, Tap
+from loopscope.tap import Hooks, Tap, check_pairs
 from loopscope.text import TextMixin
 
 RETURN_TYPES = ("logits", "loss", "both", None)
@@ -347,7 +347,7 @@ class LoopedModel(TextMixin, HookedRootModule):
 
     def _check_hooks(self, hooks: Hooks, depth: int) -> None:
         known = dict.fromkeys(hook_names(self.config, depth)) if hooks else {}
-        for name, _ in hooks:
+        for name, _ in check_pairs(hooks):
             match_names(name, known)
 
 

@@ -49,6 +49,8 @@ def find_local(source: str | os.PathLike) -> Path | None:
     from loopscope.models.hub import is_repo_id
 
     shipped = shipped_models()
+    if not isinstance(source, (str, os.PathLike)):
+        raise UnknownModelError(f"a model is a shipped model's name, a folder or a Hub id, got {source!r}")
     if str(source) in shipped:
         return SHIPPED / str(source)
     try:

@@ -272,6 +272,9 @@ class LoopedCore(TextMixin, nn.Module):
             raise SettingError(f"prefix={prefix} counts the same first positions in every row, but the prompts of a padded batch differ in "
                                "length; run prompts with a prefix one by one")
         if cache is not None:
+            if cache.batch != len(tokens):
+                raise SettingError(f"this cache holds {cache.batch} sequence(s) and {len(tokens)} were given; make it with "
+                                   f"make_cache(..., batch={len(tokens)})")
             cache.pads = pads
         return tokens, Chain(0 if cache is None else cache.length, tokens.shape[1], prefix=prefix, pads=pads)
 

@@ -29,7 +29,8 @@ class OuroCore(LoopedCore):
     @classmethod
     def read_config(cls, raw: Mapping[str, Any]) -> LoopedConfig:
         refuse(raw, "Ouro", hidden_act="silu", use_sliding_window=False, attention_bias=False)
-        if set(raw.get("layer_types") or ()) - {"full_attention"}:
+        types = raw.get("layer_types") or []
+        if not isinstance(types, list) or any(kind != "full_attention" for kind in types):
             raise CheckpointError(f"config.json: layer_types {raw['layer_types']!r} are not supported; Ouro's are all 'full_attention'")
         d_model, n_heads = need_int(raw, "hidden_size"), need_int(raw, "num_attention_heads")
         theta, scaling = read_rope(raw, "rope_theta")

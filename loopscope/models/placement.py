@@ -39,6 +39,8 @@ def plan_placement(core: LoopedCore, device_map: str | Mapping[str, Any], main: 
     from loopscope.models.loading import usable_device
 
     names = block_names(core)
+    if not isinstance(device_map, (str, Mapping)):
+        raise SettingError(f"device_map is 'auto' or names devices of blocks, such as {{'blocks': 1}}, got {device_map!r}")
     if isinstance(device_map, str):
         if device_map != "auto":
             raise SettingError("device_map must be 'auto' or name devices of blocks, such as {'prelude': 0, 'blocks': 1, 'coda': 1}, "
@@ -50,8 +52,8 @@ def plan_placement(core: LoopedCore, device_map: str | Mapping[str, Any], main: 
     known = {"", *names, *(name.partition(".")[0] for name in names), *(name for name, _ in core.named_children())}
     for name in device_map:
         if name not in known:
-            raise SettingError(f"device_map names {name!r}, which is no block or part of this model; did you mean "
-                               f"{closest(str(name), known)}? Blocks are placed whole")
+            raise SettingError(f"device_map names {name!r}, which is no block or part of this model; known: "
+                               f"{closest(str(name), known) or ', '.join(sorted(known - {''}))}. Blocks are placed whole")
     placement = {}
     for name in names:
         given = next((key for key in (name, name.partition(".")[0], "") if key in device_map), None)
@@ -75,7 +77,11 @@ def _auto(core: LoopedCore, main: torch.device, dtype: torch.dtype, max_memory: 
     shell = nn.ModuleDict({part: getattr(core, part) for part in PARTS if len(getattr(core, part, ()))})
     blocks = sum(p.numel() for p in shell.parameters())
     rest = (sum(p.numel() for p in core.parameters()) - blocks) * dtype.itemsize
-    room = get_max_memory(dict(max_memory) if max_memory is not None else None)
+    try:
+        room = get_max_memory(dict(max_memory) if max_memory is not None else None)
+    except (ValueError, TypeError) as error:
+        raise SettingError(f"max_memory is the room of each device, such as {{0: '20GiB', 'cpu': '60GiB'}}, got {max_memory!r}: "
+                           f"{error}") from error
     key = main.index or 0 if main.type != "cpu" else "cpu"
     room[key] = room.get(key, 0) - rest
     if room[key] < 0:

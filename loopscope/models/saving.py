@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopscope.errors import CheckpointError, SettingError
+from loopscope.errors import CheckpointError, RunFolderError, SettingError
 from loopscope.models.loading import split_sizes
 from loopscope.models.tensors import INDEX
 
@@ -57,6 +57,7 @@ def write_tensors(folder: Path, sizes: Mapping[str, int], tensor: Callable[[str]
                   max_shard_size: int | str = SHARD_SIZE) -> None:
     """model.safetensors, or shards of at most max_shard_size with an index. sizes: bytes by name; only one shard is held at a time."""
     from huggingface_hub import split_state_dict_into_shards_factory
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     number = re.match(r"\s*\d+(\.\d+)?", str(max_shard_size))
@@ -70,7 +71,10 @@ def write_tensors(folder: Path, sizes: Mapping[str, int], tensor: Callable[[str]
         raise SettingError(f"the largest size of a shard is a number of bytes, or text such as '5GB', got {max_shard_size!r}: "
                            f"{error}") from error
     for file, names in plan.filename_to_tensors.items():
-        save_file({name: tensor(name).contiguous() for name in names}, folder / file, metadata={"format": "pt"})
+        try:
+            save_file({name: tensor(name).contiguous() for name in names}, folder / file, metadata={"format": "pt"})
+        except SafetensorError as error:  # safetensors wraps the system's error in its own
+            raise RunFolderError(f"{folder / file} could not be written: {error}; free some space or write elsewhere") from error
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         (folder / INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n", encoding="utf-8")
@@ -88,8 +92,9 @@ def new_folder(folder: Path, replace: bool = False) -> Iterator[Path]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         part = folder.with_name(f".{folder.name}.part-{secrets.token_hex(4)}")
         part.mkdir()
-    except OSError as error:
-        raise CheckpointError(f"{folder} cannot be made: {error.strerror or error} ({error.filename}); choose another folder") from error
+    except (OSError, ValueError) as error:  # ValueError: a name that no folder can have
+        why = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{str(folder)!r} cannot be made: {why}; choose another folder") from error
     try:
         yield part
         _check_free(folder, replace)  # somebody may have written there meanwhile
@@ -112,7 +117,7 @@ def _weights(folder: Path) -> list[Path]:
 
 
 def _check_free(folder: Path, replace: bool) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"{folder} is a file; choose another folder")
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise CheckpointError(f"{folder} is a file, or a link to nowhere; choose another folder")
     if not replace and folder.exists() and any(folder.iterdir()):
         raise CheckpointError(f"{folder} exists and is not empty; choose another folder")

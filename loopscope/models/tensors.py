@@ -70,8 +70,12 @@ class Stored:
             raise CheckpointError(f"{self.path}: tensor {self.name} should hold floating-point weights, found {_short(piece.dtype)}; "
                                   "quantised checkpoints are not supported")
         out.copy_(piece)
-        if out.dtype == torch.float16 and piece.dtype != out.dtype and not torch.isfinite(out).all():
+        # Extremes show NaN and infinity, and need no copy as large as the piece.
+        if out.numel() and not all(math.isfinite(float(end)) for end in torch.aminmax(out)):
             largest = float(piece.abs().max())
+            if not math.isfinite(largest):  # attention on a CPU may swallow NaN scores: nothing downstream would notice
+                raise CheckpointError(f"{self.path}: tensor {self.name} holds NaN or infinite values, expected finite weights; the file is "
+                                      "damaged, or training diverged")
             raise CheckpointError(f"{self.path}: tensor {self.name} does not fit into {_short(out.dtype)}: its largest value is "
                                   f"{largest:.4g}, expected at most {torch.finfo(out.dtype).max:.4g}; load it as bfloat16 or float32")
 

@@ -68,7 +68,7 @@ def test_ties_at_a_cut_are_broken_by_index_so_that_what_stays_is_exactly_what_wa
 
 
 def test_settings_out_of_range_are_refused():
-    for settings, message in [({"temperature": 0}, "temperature must be a number above 0"), ({"temperature": -1}, "temperature"),
+    for settings, message in [({"temperature": 0}, "temperature must be a number from 1e-06"), ({"temperature": -1}, "temperature"),
                               ({"temperature": float("nan")}, "temperature"), ({"temperature": float("inf")}, "temperature"),
                               ({"temperature": "1"}, "temperature"), ({"temperature": True}, "temperature"), ({"top_k": 0}, "top_k"),
                               ({"top_k": 2.0}, "top_k"), ({"top_p": 0}, "top_p"), ({"top_p": 1.1}, "top_p"), ({"min_p": -0.1}, "min_p"),
@@ -151,6 +151,8 @@ def test_shared_noise_gives_the_tokens_of_plain_decoding_under_every_decoder(fam
         want = decoded(Autoregressive(), core, seed, sampling)
         sampled = sampled or want.new_tokens != Autoregressive().generate(core, [3, 1, 4], 12, 4, seed).tokens
         for decoder in LOSSLESS:
+            if isinstance(decoder, LoopSpec) and getattr(core.config, "window", 0):
+                continue  # branches refuse sliding windows
             got = decoded(decoder, core, seed, sampling)
             assert got.tokens == want.tokens and got.cache.length == want.cache.length, f"{family} gain {gain}: {decoder}"
             for name, kept in got.cache.materialised().items():

@@ -121,7 +121,7 @@ def test_what_is_there_is_never_written_over(goldens, tmp_path):
         convert(goldens / "ouro", tmp_path / "taken")
     with pytest.raises(CheckpointError, match="notes.txt is a file"):
         convert(goldens / "ouro", tmp_path / "taken" / "notes.txt")
-    with pytest.raises(CheckpointError, match="cannot be made: .*notes.txt"):
+    with pytest.raises(CheckpointError, match="notes.txt.* cannot be made"):
         convert(goldens / "ouro", tmp_path / "taken" / "notes.txt" / "out")
     assert [p.name for p in (tmp_path / "taken").iterdir()] == ["notes.txt"]
 
