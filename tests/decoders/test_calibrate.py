@@ -14,7 +14,7 @@ def test_the_sweep_measures_every_part_at_every_row_count(random_core, family, t
     assert {("prelude", "chain", 1), ("readout", "chain", 16), ("readout", "at", 2)} <= cells
     swept, host = result.frame[result.frame.part != "host"], result.frame[result.frame.part == "host"]
     assert (swept.groupby(["part", "shape", "rows"]).size() == 3).all() and (swept.seconds > 0).all()
-    assert sorted(host["shape"]) == ["prelude", "readout", "row", "tick"] and (host.seconds >= 0).all() and host.seconds.sum() > 0
+    assert sorted(host["shape"]) == ["prelude", "readout", "row", "tick"] and (host.seconds >= 0).all()
     assert result.meta["depth"] == 8 and result.meta["injects"] == (family == "huginn")
     result.save(tmp_path)
     assert Calibration.load(tmp_path).seconds("recur", 4) == result.seconds("recur", 4)
