@@ -30,6 +30,15 @@ READING = {
         "When heads look where they will look",
         "A head that is near zero early could be read from a shallow pass; one that stays high decides late what it attends to.",
     ),
+    "depth_similarity": (
+        "Which depths hold the same picture",
+        "A bright block is a stretch of recurrences that leave positions where they lie to each other; a dark corner says that early and "
+        "late states are organised differently.",
+    ),
+    "token_grid": (
+        "The next token at every depth",
+        "One prompt, read across: what a position would answer after each recurrence. Bold letters are already the final answer.",
+    ),
     "prefix_channels": (
         "Reading full-depth prefixes",
         "Above zero, a draft that reads the prefix's full-depth values (deep V, which is Mature-V), keys (deep K) or both guesses better "

@@ -18,10 +18,14 @@ _LAZY = {
     "depth_lens": "probes.lens",
     "DepthLensResult": "probes.lens",
     "SettleResult": "probes.lens",
+    "depth_similarity": "probes.similarity",
+    "DepthSimilarityResult": "probes.similarity",
     "head_stability": "probes.heads",
     "HeadStabilityResult": "probes.heads",
     "replay_table": "probes.replay",
     "ReplayResult": "probes.replay",
+    "token_grid": "probes.tokens",
+    "TokenGridResult": "probes.tokens",
     "trajectories": "probes.paths",
     "TrajectoriesResult": "probes.paths",
 }
@@ -32,10 +36,13 @@ if TYPE_CHECKING:
     from probes.lens import DepthLensResult, SettleResult, depth_lens
     from probes.paths import TrajectoriesResult, trajectories
     from probes.replay import ReplayResult, replay_table
+    from probes.similarity import DepthSimilarityResult, depth_similarity
     from probes.settling import ConvergenceResult, convergence
+    from probes.tokens import TokenGridResult, token_grid
 
 __all__ = ["attribution", "AttributionResult", "convergence", "ConvergenceResult", "depth_lens", "DepthLensResult", "ReplayResult",
-           "SettleResult", "HeadStabilityResult", "TrajectoriesResult", "head_stability", "replay_table", "trajectories"]
+           "SettleResult", "HeadStabilityResult", "TrajectoriesResult", "depth_similarity", "DepthSimilarityResult", "head_stability",
+           "replay_table", "token_grid", "TokenGridResult", "trajectories"]
 
 
 def __getattr__(name: str):

@@ -211,6 +211,36 @@ def head_stability(model=MODEL, tasks=TASKS, prompts=12, depths=16, layers=2, he
     return pd.DataFrame(rows, columns=["model", "task", "prompt", "start", "layer", "head", "depth", "js_nats", "n_positions"])
 
 
+def depth_similarity(model=MODEL, tasks=TASKS, prompts=12, depths=16):
+    g, rows = rng(24), []
+    for task in tasks:
+        for prompt in range(prompts):
+            rate = g.uniform(0.5, 0.7)
+            rows += [
+                (model, task, prompt, "keyed", r, s, 1 - 0.6 * abs(rate**r - rate**s) / rate, 60)
+                for r in range(1, depths + 1)
+                for s in range(1, depths + 1)
+            ]
+    return pd.DataFrame(rows, columns=["model", "task", "prompt", "start", "depth", "other_depth", "cka", "n_positions"])
+
+
+def token_grid(model=MODEL, tasks=TASKS, prompts=2, depths=8, positions=10):
+    g, rows, words = rng(25), [], [" the", "$x$", "\n", " answer", "42", " is", "\u6f22", "def"]
+    for task in tasks:
+        for prompt in range(prompts):
+            for position in range(positions):
+                settled = g.integers(1, depths + 1)
+                for r in range(1, depths + 1):
+                    top = int(g.integers(8)) if r < settled else position % 8
+                    rank = 1 if r >= settled else int(g.integers(2, 9))
+                    cell = (words[(position + 3) % 8], r, top, words[top], r / (depths + 1), rank)
+                    rows.append((model, task, prompt, "keyed", position, *cell))
+    return pd.DataFrame(
+        rows,
+        columns=["model", "task", "prompt", "start", "position", "token", "depth", "top", "top_text", "probability", "final_rank"],
+    )
+
+
 def acceptance(model=MODEL, tasks=TASKS, prompts=12, decoders=DECODERS[1:], positions=8):
     g, rows = rng(7), []
     rates = {"DtV": 0.86, "WFD": 0.88, "DAS-Wave": 0.84}
@@ -415,7 +445,9 @@ def tables(model=MODEL):
         "settle": settle(model),
         "attribution": attribution(model),
         "trajectories": trajectories(model),
+        "token_grid": token_grid(model),
         "head_stability": head_stability(model),
+        "depth_similarity": depth_similarity(model),
         "prefix_channels": prefix_channels(model),
         "prefix_effects": prefix_effects(model),
         "depth_grid": depth_grid(model),

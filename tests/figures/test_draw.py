@@ -10,7 +10,8 @@ import figures
 from loopscope.errors import RunFolderError, SettingError
 
 TABLES = [
-    "convergence", "depth_lens", "settle", "attribution", "trajectories", "head_stability", "prefix_channels", "prefix_effects",
+    "convergence", "depth_lens", "settle", "token_grid", "attribution", "trajectories", "head_stability", "depth_similarity",
+    "prefix_channels", "prefix_effects",
     "depth_grid", "acceptance", "acceptance_by_depth", "bench", "plan", "timing", "trace",
 ]  # fmt: skip
 UNITS = {  # words that the axis labels of a figure must carry
@@ -18,6 +19,8 @@ UNITS = {  # words that the axis labels of a figure must carry
     "settle": ["share of positions", "settle depth"], "attribution": ["contribution (logits)", "recurrence depth", "= logit"],
     "trajectories": ["recurrence depth", "(degrees)", "main direction 1", "share of positions"],
     "head_stability": ["recurrence depth", "JS divergence to depth T (nats)"],
+    "depth_similarity": ["recurrence depth r", "recurrence depth s", "linear CKA"],
+    "token_grid": ["recurrence depth r", "probability of the top token", "input token"],
     "prefix_channels": ["draft depth", "change in top-1 agreement", "(nats)"],
     "prefix_effects": ["change in top-1 agreement", "(nats)"], "depth_grid": ["keys read at depth", "values read at depth"],
     "acceptance": ["accepted / reached", "place of the draft"],
