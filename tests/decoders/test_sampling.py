@@ -141,6 +141,7 @@ def decoded(decoder, core, seed: int, sampling: Sampling):
     return session
 
 
+@pytest.mark.support("decoders")
 @pytest.mark.parametrize("temperature", [0.7, 1.3])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_shared_noise_gives_the_tokens_of_plain_decoding_under_every_decoder(family, temperature):
