@@ -267,6 +267,16 @@ def _with_interval(name: str, own: pd.DataFrame, base: pd.DataFrame, samples: np
     return middle, float(low), float(high)
 
 
+def _match(frame: pd.DataFrame, raw: pd.DataFrame, reference: str, mismatches: str) -> float:
+    """Share of places at which a decoder's tokens equal the reference's; the longer of two texts says how many places there are."""
+    import numpy as np
+
+    keys = ["prompt", "repeat"]
+    own, theirs = raw.set_index(keys), frame[frame.decoder == reference].set_index(keys).tokens
+    places = np.maximum(own.tokens, theirs.reindex(own.index).fillna(own.tokens))
+    return float(1 - own[mismatches].sum() / places.sum())
+
+
 def _summarise(frame: pd.DataFrame, resamples: int, seed: int) -> list[dict[str, Any]]:
     import numpy as np
 
@@ -287,9 +297,9 @@ def _summarise(frame: pd.DataFrame, resamples: int, seed: int) -> list[dict[str,
                "rows_per_call": own.rows.sum() / max(own.recur_calls.sum(), 1),
                "seconds_per_call": own.decode_seconds.sum() / max(own.recur_calls.sum(), 1),
                "token_mismatches": int(raw.token_mismatches.sum()), "repetition_rate": float(own.repetition_rate.mean())}
-        row["token_match"] = 1 - row["token_mismatches"] / raw.tokens.sum()
+        row["token_match"] = _match(frame, raw, "AR", "token_mismatches")
         row["reference"] = raw.reference.iloc[0] if "reference" in raw else "AR"
-        row["reference_match"] = 1 - raw.reference_mismatches.sum() / raw.tokens.sum() if "reference" in raw else row["token_match"]
+        row["reference_match"] = _match(frame, raw, row["reference"], "reference_mismatches") if "reference" in raw else row["token_match"]
         for name in (*SPEEDUPS, HEADLINE):
             row[name], row[f"{name}_low"], row[f"{name}_high"] = _with_interval(name, own, ar, samples)
         out.append(row)

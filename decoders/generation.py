@@ -7,7 +7,7 @@ not count, and a block counts up to and including its first mismatch (docs/algor
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Generation:
     accepted: int
     runs: list[Run]
     seconds: Seconds
-    trace: list[Event]
+    trace: list[Event] = field(repr=False)  # long: one event per row and tick
     prompt_length: int
     depth: int
 

@@ -42,6 +42,8 @@ def run_verify(model: str | None, names: list[str] | None, *, full: bool, seed: 
     _check(chosen, workers, out)
     pool = [kind for name, d in zip(names or (), chosen) for kind in (_KINDS[kind_of(d)] if len(name.split()) == 1 else (d,))] or KINDS
     if case is not None:
+        if model is not None:
+            raise SettingError("--case reruns a case on the random model that it names; leave out --model")
         return _one_case(case, pool)
     # What runs is what was on disk when it began.
     facts = _facts(seed=seed, full=full, model=model, decoders=[d.label for d in chosen], workers=workers)

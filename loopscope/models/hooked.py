@@ -164,6 +164,7 @@ class LoopedModel(TextMixin, HookedRootModule):
         return self.core.make_cache(capacity, depth, batch, slots)
 
     def save_pretrained(self, folder) -> None:
+        """Write config.json, safetensors and tokenizer files with official keys and names, in the dtype the model has now."""
         self.core.save_pretrained(folder)
 
     def embed(self, tokens: Tensor, rows: Rows | None = None, cache: DepthCache | None = None) -> Tensor:

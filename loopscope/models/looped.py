@@ -372,7 +372,7 @@ class LoopedCore(TextMixin, nn.Module):
             self._table = None
 
     def save_pretrained(self, folder) -> None:
-        """Write config.json and model.safetensors with official keys and names."""
+        """Write config.json, safetensors and tokenizer files with official keys and names, in the dtype the model has now."""
         from loopscope.models.saving import save_checkpoint
 
         save_checkpoint(self, folder)

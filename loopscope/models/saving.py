@@ -43,7 +43,11 @@ def save_checkpoint(core: LoopedCore, folder: str | os.PathLike, max_shard_size:
     """
     folder = Path(folder).expanduser()
     state = official_state(core)
-    files = {**core.text_files.raw, "config.json": (json.dumps(dict(core.config.raw), indent=1) + "\n").encode()}
+    raw = dict(core.config.raw)
+    for key in ("torch_dtype", "dtype"):  # where the config says one, it must be that of the weights beside it
+        if isinstance(raw.get(key), str):
+            raw[key] = str(core.dtype).removeprefix("torch.")
+    files = {**core.text_files.raw, "config.json": (json.dumps(raw, indent=1) + "\n").encode()}
     if core.tokenizer is not None:
         files["tokenizer.json"] = core.tokenizer.to_str(pretty=True).encode()
     with new_folder(folder, replace=True) as part:
@@ -75,6 +79,9 @@ def write_tensors(folder: Path, sizes: Mapping[str, int], tensor: Callable[[str]
             save_file({name: tensor(name).contiguous() for name in names}, folder / file, metadata={"format": "pt"})
         except SafetensorError as error:  # safetensors wraps the system's error in its own
             raise RunFolderError(f"{folder / file} could not be written: {error}; free some space or write elsewhere") from error
+        umask = os.umask(0)
+        os.umask(umask)
+        (folder / file).chmod(0o666 & ~umask)  # safetensors writes for its owner alone; like the files beside it otherwise
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         (folder / INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n", encoding="utf-8")
