@@ -104,12 +104,16 @@ def path_calls(settled: Sequence[int | None], depth: int) -> int:
 
 
 class Block(NamedTuple):
-    """A verified block: drafts judged in it at most, whether an EOS among them cut it, how many were accepted, rounds of refinement."""
+    """A verified block: drafts judged in it at most, whether an EOS among them cut it, how many were accepted, rounds of refinement.
+
+    gained: tokens it committed; None: the accepted and one more, as where no end of the text lies among the accepted.
+    """
 
     drafts: int
     ends: bool
     accepted: int
     rounds: int = 0
+    gained: int | None = None
 
 
 def draft_then_verify_counts(accepts: Sequence[bool], new_tokens: int, depth: int, draft_depth: int, block: int,
@@ -130,7 +134,7 @@ def block_counts(blocks: Sequence[Block], new_tokens: int, depth: int, draft_dep
     """Draft-then-verify, block by block; tokens that no block committed were decoded plainly. draft_depth 0: drafts cost nothing."""
     recur = prelude = readout = rows = 0
     committed = 1
-    for drafts, ends, accepted, _ in blocks:
+    for drafts, ends, accepted, _, gained in blocks:
         verified = drafts if ends else drafts + 1  # nothing is run behind an EOS
         drafted = verified if reuse else drafts
         deeper = depth - draft_depth if reuse else depth
@@ -138,7 +142,7 @@ def block_counts(blocks: Sequence[Block], new_tokens: int, depth: int, draft_dep
         rows += drafted * draft_depth + deeper * verified
         prelude += verified if draft_depth else 1
         readout += (drafts if draft_depth else 0) + 1
-        committed += accepted + 1
+        committed += accepted + 1 if gained is None else gained
     plain = max(new_tokens - committed, 0)
     return Counts(recur + plain * depth, prelude + plain, readout + plain, rows + plain * depth)
 

@@ -24,8 +24,9 @@ class DASWave(Decoder):
     row reads it at its own number of recurrences, at most T. carry: None carries states where the model injects; without
     injection a state restarts when its guess changes and freezes at depth T (unpublished variant). carry=False restarts
     every state every round; carry=True on a model without injection raises SettingError. stable: stop refining early, after
-    so many rounds in a row that changed no guess. The block is verified from fresh target states, with one more row than
-    guesses, so a fully right block also commits a bonus token (bonus=False: as in the paper, without it).
+    so many rounds in a row that changed no guess (those of positions that have just joined aside). The block is verified from
+    fresh target states, with one more row than guesses, so a fully right block also commits a bonus token (bonus=False: as in
+    the paper, without it).
     """
 
     def __init__(self, rounds: int, updates: int, capacity: int = 32, initial_width: int = 2, read: str = "deep_kv",
@@ -80,10 +81,10 @@ class DASWave(Decoder):
         tokens = torch.tensor([[first]], device=session.core.device)  # z_0.., z_0 the anchor
         state, counts, embedded, calm = None, [], tokens[:, :0], 0
         for j in range(self.rounds):
-            width = self.width(j, most)
+            width, before = self.width(j, most), tokens
             if tokens.shape[1] < width:  # a joining position's first guess repeats the anchor, unless one was seeded
                 tokens = torch.cat((tokens, tokens.new_full((1, width - tokens.shape[1]), first)), 1)
-            tokens, before, rows = tokens[:, :width], tokens, Chain(anchor, width)
+            tokens, rows = tokens[:, :width], Chain(anchor, width)
             x = yield session.embed(tokens, rows, DRAFT)
             fresh = session.start(x, rows)
             if state is None or not (carry or freeze):

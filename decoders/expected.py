@@ -57,20 +57,22 @@ def blocks_of(generation: Generation, session: Session) -> list[Block]:
     """The blocks of a decoder that verifies blocks, from its trace: drafts behind an EOS among them are never judged."""
     blocks: list[Block] = []
     drafted: list[int] = []
-    accepted, judged = 0, False
+    accepted, gained, judged = 0, 0, None  # judged: at which tick the block was
     for event in [*generation.trace, None]:
         if event is None or event.event == "draft":
-            if drafted and (event is None or judged):
+            if drafted and (event is None or judged is not None):
                 ends = next((i for i, token in enumerate(drafted) if token in session.eos), None)
                 rounds = session.rounds[len(blocks)] if session.rounds else 0
-                blocks.append(Block(len(drafted) if ends is None else ends + 1, ends is not None, accepted, rounds))
-                drafted, accepted = [], 0
-            judged = False
+                blocks.append(Block(len(drafted) if ends is None else ends + 1, ends is not None, accepted, rounds, gained))
+                drafted, accepted, gained = [], 0, 0
+            judged = None
             if event is not None:
                 drafted.append(event.token)
         elif event.event in ("accept", "reject"):
-            judged = True
+            judged = event.tick
             accepted += event.event == "accept"
+        elif event.event == "commit" and event.tick == judged:
+            gained += 1
     return blocks
 
 

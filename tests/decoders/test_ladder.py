@@ -137,3 +137,10 @@ def test_what_else_can_be_wrong_makes_a_verdict_fail():
     assert not verdict_with(predicted=held.counted._replace(readout=99)).ok and not verdict_with(forced=held.counted.recur + 1).ok
     assert verdict_with(predicted=held.counted._replace(rows=10**6), bound=True).ok
     assert not verdict_with(predicted=held.counted._replace(rows=0), bound=True).ok
+
+
+@pytest.mark.parametrize("number", [241, 870, 1825, 2187])
+def test_cases_that_a_full_certificate_once_failed_on(number):
+    """Early stops while several positions join at once; a stop text among the accepted of a block, and plain steps around it."""
+    verdicts = list(check(case(number)))
+    assert verdicts and all(verdict.ok for verdict in verdicts), [str(v) for v in verdicts]
