@@ -9,7 +9,7 @@ from typing import Any, Union
 import torch
 from torch import Tensor
 
-from decoders.calls import Embed, Read, Recur, Request, Steps
+from decoders.calls import Embed, Read, Recur, Steps
 from decoders.generation import Calls, Event, Generation, Run, Seconds
 from decoders.sampling import Greedy, Sampling, chooser
 from loopscope.errors import ContextError, NumericsError, SettingError
@@ -259,4 +259,4 @@ class Session:
             depth=self.depth)
 
 
-__all__ = ["DRAFT", "GUESS", "SECOND", "TARGET", "Request", "Role", "Session"]
+__all__ = ["DRAFT", "GUESS", "SECOND", "TARGET", "Role", "Session"]
