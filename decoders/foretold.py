@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loopscope.records import write_table, write_text
+from loopscope.records import Result, write_table, write_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,14 +25,17 @@ _COUNTS = ("recur_calls", "proposed", "accepted")
 HELD = ("model", "task", "decoder", "prompts", "exact", "calls_predicted", "calls_counted", "prompts_differ")
 
 
-def write_down(tables: Mapping[str, pd.DataFrame], folder: Path, name: str) -> dict[str, Any]:
+def write_down(tables: Mapping[str, pd.DataFrame | Result], folder: Path, name: str) -> dict[str, Any]:
     """Write FOLDER/NAME_KIND.parquet for every table and FOLDER/NAME.json, the record of when and what; returns the record.
+
+    Of a result, its facts are written too.
 
     The record: {"written": ISO time in UTC, "files": {file name: SHA-256 of the file}}. Raises RunFolderError.
     """
     files = {}
     for kind, frame in tables.items():
-        path = write_table(frame, folder / f"{name}_{kind}.parquet")
+        path = folder / f"{name}_{kind}.parquet"
+        write_table(frame.frame, path, frame.meta) if isinstance(frame, Result) else write_table(frame, path)
         files[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
     record = {"written": datetime.now(UTC).isoformat(timespec="milliseconds"), "files": files}
     write_text(json.dumps(record, indent=1) + "\n", folder / f"{name}.json")

@@ -1,8 +1,9 @@
 """The plan held to a fixed grid: every schedule predicted, then every one measured, and what the plan's pick lost to the best of them.
 
     expected = predict_grid(core, prompts, calibration, new_tokens=48)         # written down before anything is measured
+    record = expected.write(folder, "tiny-huginn_maths")                       # files, time and SHA-256
     cells = grid_cells(expected, bench(core, prompts, expected.decoders, ...))
-    regret(cells)
+    regret(cells.frame)
 
 A plan that is compared only with the few decoders it chose itself can look right and still miss the best one. Here all cells of the
 grid are timed, whatever the plan thinks of them.
@@ -10,8 +11,10 @@ grid are timed, whatever the plan thinks of them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decoders.autoregressive import Autoregressive
@@ -19,11 +22,13 @@ from decoders.carried import Refinements
 from decoders.das_wave import DASWave
 from decoders.decoder import Decoder
 from decoders.draft_then_verify import DraftThenVerify
-from decoders.foretold import held
+from decoders.foretold import altered, held, write_down
+from decoders.named import decoder as by_label
 from decoders.plan import Plan, rank
 from decoders.replay import ReplayPrediction, predict_from_replay, replay
 from decoders.wavefront import Wavefront
-from loopscope.records import Result
+from loopscope.errors import RunFolderError
+from loopscope.records import Result, read_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,6 +52,14 @@ class GridResult(Result):
                "seconds_measured", "speedup_predicted", "speedup_measured", "ratio", "planned")
 
 
+@dataclass(frozen=True, eq=False)
+class RegretResult(Result):
+    """One row per model and task: what `regret` says of its grid."""
+
+    kind = "regret"
+    columns = ("model", "task", "schedules", "best", "best_speedup", "picked", "picked_speedup", "regret", "near", "wrong")
+
+
 @dataclass(frozen=True)
 class Expected:
     """What is expected of a grid on some prompts."""
@@ -54,6 +67,25 @@ class Expected:
     decoders: list[Decoder]
     plan: Plan
     calls: ReplayPrediction
+
+    def write(self, folder: Path, name: str) -> dict[str, Any]:
+        """Put it on disk, as decoders.foretold.write_down does; returns the record. Raises RunFolderError."""
+        return write_down({"plan": self.plan, "calls": self.calls}, folder, name)
+
+    @classmethod
+    def read(cls, folder: Path, name: str) -> Expected:
+        """What `write` left. Raises RunFolderError where a file is missing or is not what its record says."""
+        path = Path(folder) / f"{name}.json"
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            wrong = altered(record, folder)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise RunFolderError(f"{path} cannot be read as the record of a prediction: {error}; start afresh (--fresh)") from error
+        if wrong:
+            raise RunFolderError(f"{', '.join(str(Path(folder) / n) for n in wrong)} changed after it was predicted, or is gone; what was "
+                                 "measured cannot be held against it: start afresh (--fresh)")
+        (plan, facts), (calls, more) = (read_table(Path(folder) / f"{name}_{kind}.parquet") for kind in ("plan", "calls"))
+        return cls([by_label(label) for label in dict.fromkeys(calls.decoder)], Plan(plan, facts), ReplayPrediction(calls, more))
 
 
 def schedules_of(depth: int) -> Iterator[Decoder]:
@@ -119,5 +151,4 @@ def regret(cells: pd.DataFrame) -> pd.DataFrame:
         rows.append((model, task, len(part), best.decoder, best.speedup_measured, picked.decoder, picked.speedup_measured,
                      1 - picked.speedup_measured / best.speedup_measured, float(((timed.ratio - 1).abs() <= NEAR).mean()),
                      int((part.exact & ~part.calls_equal).sum())))
-    return pd.DataFrame(rows, columns=["model", "task", "schedules", "best", "best_speedup", "picked", "picked_speedup", "regret", "near",
-                                       "wrong"])
+    return pd.DataFrame(rows, columns=list(RegretResult.columns))

@@ -47,6 +47,7 @@ _MODULES = {
     "schedule": "schedule",
     "dashboard": "dashboard",
     "claims": "claims",
+    "grid": "grid",
     "join": "join",
     "concept": "concept",
 }

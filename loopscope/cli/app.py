@@ -257,6 +257,34 @@ def factorial(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Te
                   start=start, seed=seed, threads=threads)
 
 
+@app.command(short_help="Hold the plan to a grid of schedules, all of them measured.")
+@guarded
+def grid(models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="Names, folders or Hub ids. Default: the "
+                                                            "shipped models.")] = None,
+         out: Annotated[str | None, typer.Option("--out", help="Save predictions, tables and the figure in this new folder.")] = None,
+         task: Annotated[list[str] | None, typer.Option(help="Built-in prompts: maths or code; may be repeated. Default: both.")] = None,
+         prompts: Count = 4,
+         max_new_tokens: Annotated[int, typer.Option(help="New tokens per prompt.")] = 48,
+         repeats: Annotated[int, typer.Option(min=1, help="Times each prompt is decoded.")] = 2,
+         calibrate_seconds: Annotated[float, typer.Option(help="How long to time block calls, per model.")] = 20.0,
+         fresh: Annotated[bool, typer.Option("--fresh", help="Throw away what an interrupted run left for this --out.")] = False,
+         seed: Seed = 0, threads: Threads = 1) -> None:
+    """Predict every schedule of a fixed grid, write the predictions down, then measure every one.
+
+    At least 40 schedules per model, of all lossless decoders, whatever the plan thinks of them. Calls and accepts come from a replay
+    of the very prompts and are counted; speeds come from call times. Printed are the share of predicted speedups within 15 % of the
+    measured ones, and the regret: what the plan's pick loses to the best schedule in the grid.
+
+    Predictions carry their time (UTC) and SHA-256 and are on disk before anything is measured. After Ctrl-C or a kill the same command
+    goes on from OUT.partial.
+    """
+    from loopscope.cli.grid import run_grid
+    from loopscope.models.loading import shipped_models
+
+    run_grid(models or shipped_models(), tasks=task or ["maths", "code"], count=prompts, out=out, max_new_tokens=max_new_tokens,
+             repeats=repeats, calibrate_seconds=calibrate_seconds, fresh=fresh, seed=seed, threads=threads)
+
+
 @app.command(short_help="Redraw a run from its tables.")
 @guarded
 def figures(folder: Annotated[str, typer.Argument(metavar="DIR", help="A run folder that `loopscope report` made.")],
