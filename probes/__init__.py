@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING
+from loopscope.lazy import lazy
+
 
 _LAZY = {
     "attribution": "probes.direct",
+    "block_lens": "probes.blocks",
+    "BlockLensResult": "probes.blocks",
     "AttributionResult": "probes.direct",
     "convergence": "probes.settling",
     "ConvergenceResult": "probes.settling",
@@ -21,6 +25,8 @@ _LAZY = {
     "depth_similarity": "probes.similarity",
     "DepthSimilarityResult": "probes.similarity",
     "head_stability": "probes.heads",
+    "layer_fixed_points": "probes.layer_paths",
+    "LayerFixedPointsResult": "probes.layer_paths",
     "HeadStabilityResult": "probes.heads",
     "replay_table": "probes.replay",
     "ReplayResult": "probes.replay",
@@ -30,8 +36,10 @@ _LAZY = {
     "TrajectoriesResult": "probes.paths",
 }
 
+    from probes.blocks import BlockLensResult, block_lens
 if TYPE_CHECKING:
     from probes.direct import AttributionResult, attribution
+    from probes.layer_paths import LayerFixedPointsResult, layer_fixed_points
     from probes.heads import HeadStabilityResult, head_stability
     from probes.lens import DepthLensResult, SettleResult, depth_lens
     from probes.paths import TrajectoriesResult, trajectories
@@ -40,7 +48,8 @@ if TYPE_CHECKING:
     from probes.settling import ConvergenceResult, convergence
     from probes.tokens import TokenGridResult, token_grid
 
-__all__ = ["attribution", "AttributionResult", "convergence", "ConvergenceResult", "depth_lens", "DepthLensResult", "ReplayResult",
+__all__ = ["attribution", "AttributionResult", "block_lens", "BlockLensResult", "layer_fixed_points", "LayerFixedPointsResult",
+           "convergence", "ConvergenceResult", "depth_lens", "DepthLensResult", "ReplayResult",
            "SettleResult", "HeadStabilityResult", "TrajectoriesResult", "depth_similarity", "DepthSimilarityResult", "head_stability",
            "replay_table", "token_grid", "TokenGridResult", "trajectories"]
 

@@ -44,3 +44,10 @@ def kl_nats(log_p: Tensor, log_q: Tensor) -> Tensor:
 def entropy_nats(log_p: Tensor) -> Tensor:
     """-sum p log p over the last axis, in nats."""
     return -(log_p.exp() * log_p).sum(-1)
+
+
+def ranks(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Rank of tokens [n] among logits [n, vocab], from 1; of equal logits the lower id comes first: [n]."""
+    own = logits.gather(1, tokens[:, None])
+    earlier = torch.arange(logits.shape[1], device=logits.device) < tokens[:, None]
+    return 1 + ((logits > own) | ((logits == own) & earlier)).sum(-1)

@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 
 from loopscope.records import Result
 from loopscope.rows import Chain
-from probes.distance import log_probabilities
+from probes.distance import log_probabilities, ranks
 from probes.inputs import check_finite, core_of, name_of, read_prompts, start_label
 from probes.recording import Recording
 
@@ -53,11 +53,9 @@ def token_grid(model: Any, prompts: Iterable[Any], *, task: str = "", model_name
         final, x = recorded.logits.argmax(-1), core.embed(core.as_tokens(ids))
         for r, state in enumerate(recorded.states(), start=1):
             logits = recorded.logits if r == depth else core.read(core.carrying(state[None], x), Chain(0, len(ids), r))[0]
-            own, top = logits.gather(1, final[:, None]), logits.argmax(-1)
-            earlier = torch.arange(logits.shape[1], device=logits.device) < final[:, None]
-            ranks = 1 + ((logits > own) | ((logits == own) & earlier)).sum(-1)
+            top = logits.argmax(-1)
             chances = log_probabilities(logits).gather(1, top[:, None])[:, 0].exp()
             rows += [(name, task, index, start, position, text(int(token)), r, int(best), text(int(best)), chance, rank)
-                     for position, (token, best, chance, rank) in enumerate(zip(ids, top, chances.tolist(), ranks.tolist()))]
+                     for position, (token, best, chance, rank) in enumerate(zip(ids, top, chances.tolist(), ranks(logits, final).tolist()))]
     frame = pd.DataFrame(rows, columns=list(TokenGridResult.columns))
     return TokenGridResult(frame, {"depth": depth, "seed": seed, "prompts": len(tokens)})
