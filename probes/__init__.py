@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING
-from loopscope.lazy import lazy
 
+from loopscope.lazy import lazy
 
 _LAZY = {
     "attribution": "probes.direct",
+    "AttributionResult": "probes.direct",
     "block_lens": "probes.blocks",
     "BlockLensResult": "probes.blocks",
-    "AttributionResult": "probes.direct",
     "convergence": "probes.settling",
     "ConvergenceResult": "probes.settling",
     "depth_lens": "probes.lens",
@@ -25,9 +25,9 @@ _LAZY = {
     "depth_similarity": "probes.similarity",
     "DepthSimilarityResult": "probes.similarity",
     "head_stability": "probes.heads",
+    "HeadStabilityResult": "probes.heads",
     "layer_fixed_points": "probes.layer_paths",
     "LayerFixedPointsResult": "probes.layer_paths",
-    "HeadStabilityResult": "probes.heads",
     "replay_table": "probes.replay",
     "ReplayResult": "probes.replay",
     "token_grid": "probes.tokens",
@@ -36,11 +36,11 @@ _LAZY = {
     "TrajectoriesResult": "probes.paths",
 }
 
-    from probes.blocks import BlockLensResult, block_lens
 if TYPE_CHECKING:
+    from probes.blocks import BlockLensResult, block_lens
     from probes.direct import AttributionResult, attribution
-    from probes.layer_paths import LayerFixedPointsResult, layer_fixed_points
     from probes.heads import HeadStabilityResult, head_stability
+    from probes.layer_paths import LayerFixedPointsResult, layer_fixed_points
     from probes.lens import DepthLensResult, SettleResult, depth_lens
     from probes.paths import TrajectoriesResult, trajectories
     from probes.replay import ReplayResult, replay_table
