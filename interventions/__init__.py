@@ -7,8 +7,9 @@ Imported on first use, so that `import interventions` costs no torch and no pand
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from loopscope.lazy import lazy
 
 _LAZY = {
     "prefix_channels": "interventions.prefix",
@@ -30,10 +31,4 @@ if TYPE_CHECKING:
 __all__ = ["prefix_channels", "PrefixChannelsResult", "depth_grid", "DepthGridResult", "paired_effects", "EffectsResult",
            "mature_v_verdict", "Verdict"]
 
-
-def __getattr__(name: str):
-    if name not in _LAZY:
-        raise AttributeError(f"module 'interventions' has no attribute {name!r}")
-    value = getattr(import_module(_LAZY[name]), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = lazy(__name__, _LAZY)

@@ -5,8 +5,9 @@ Everything here is imported on first use: `import loopscope` costs no torch and 
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from loopscope.lazy import lazy
 
 __version__ = "0.1.0"
 
@@ -35,10 +36,4 @@ if TYPE_CHECKING:
 
 __all__ = [*_LAZY]
 
-
-def __getattr__(name: str):
-    if name not in _LAZY:
-        raise AttributeError(f"module 'loopscope' has no attribute {name!r}")
-    value = getattr(import_module(_LAZY[name]), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = lazy(__name__, _LAZY)

@@ -19,6 +19,7 @@ from loopscope.models.config import LoopedConfig
 from loopscope.models.loading import check_names, find_checkpoint, find_local
 from loopscope.models.registry import config_from_dict, family_class
 from loopscope.models.tensors import Stored, has_tensors, open_tensors, read_json
+from loopscope.models.unfilled import unfilled
 
 # First part of our own parameter names -> part of the model.
 _PARTS = {"wte": "embedding", "prelude": "prelude", "blocks": "core", "low": "core", "adapter": "injection", "coda": "coda", "head": "head",
@@ -75,7 +76,7 @@ def inspect_checkpoint(source: str | os.PathLike, revision: str | None = None) -
     """
     raw, stored = _look(source, revision)
     config = config_from_dict(raw, None if stored is None else stored.keys())
-    with torch.device("meta"):
+    with unfilled():
         core = family_class(config.family)(config)
     if stored is None:
         weights = "none here; what only tensor names can tell was assumed"

@@ -7,7 +7,6 @@ Imported on first use, so that `import probes` costs no torch and no pandas.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from loopscope.lazy import lazy
@@ -53,10 +52,4 @@ __all__ = ["attribution", "AttributionResult", "block_lens", "BlockLensResult", 
            "SettleResult", "HeadStabilityResult", "TrajectoriesResult", "depth_similarity", "DepthSimilarityResult", "head_stability",
            "replay_table", "token_grid", "TokenGridResult", "trajectories"]
 
-
-def __getattr__(name: str):
-    if name not in _LAZY:
-        raise AttributeError(f"module 'probes' has no attribute {name!r}")
-    value = getattr(import_module(_LAZY[name]), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = lazy(__name__, _LAZY)

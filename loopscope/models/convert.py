@@ -19,6 +19,7 @@ from loopscope.models.loading import check_tensors, find_checkpoint
 from loopscope.models.registry import config_from_dict, family_class, family_of
 from loopscope.models.saving import SHARD_SIZE, new_folder, write_tensors
 from loopscope.models.tensors import FLOATS, Stored, open_tensors, read_json
+from loopscope.models.unfilled import unfilled
 from loopscope.text import TEXT_FILES
 
 # What the command line calls them.
@@ -51,7 +52,7 @@ def convert(source: str | os.PathLike, out: str | os.PathLike, dtype: torch.dtyp
         raw = read_json(folder / "config.json")
         stored = open_tensors(folder, pickled=family_of(raw) == "parcae")
         config = config_from_dict(raw, stored.keys())
-        with torch.device("meta"):
+        with unfilled():
             core = family_class(config.family)(config)
         check_tensors(core, stored)
 

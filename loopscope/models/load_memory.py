@@ -43,6 +43,7 @@ def write_checkpoint(folder: Path, dtype: str, nbytes: int) -> None:
 
     from loopscope.models.registry import config_from_dict, family_class
     from loopscope.models.saving import official_state, write_tensors
+    from loopscope.models.unfilled import unfilled
 
     kind = getattr(torch, dtype)
     layer = 4 * _WIDTH**2 + 3 * _WIDTH * _MLP
@@ -51,7 +52,7 @@ def write_checkpoint(folder: Path, dtype: str, nbytes: int) -> None:
            "num_key_value_heads": _HEADS, "head_dim": _WIDTH // _HEADS, "intermediate_size": _MLP, "vocab_size": _VOCAB,
            "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "total_ut_steps": 4, "tie_word_embeddings": False}
     config = config_from_dict(raw)
-    with torch.device("meta"):
+    with unfilled():
         core = family_class(config.family)(config)
     shapes = {name: tuple(t.shape) for name, t in official_state(core).items()}
     sizes = {name: torch.Size(shape).numel() * kind.itemsize for name, shape in shapes.items()}

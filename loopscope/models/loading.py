@@ -13,6 +13,7 @@ from loopscope.errors import CheckpointError, SettingError, UnknownModelError, c
 from loopscope.models.layers import rotary_angles
 from loopscope.models.registry import config_from_dict, family_class, family_of
 from loopscope.models.tensors import FLOATS, Stored, open_tensors, read_json
+from loopscope.models.unfilled import unfilled
 
 if TYPE_CHECKING:
     from loopscope.models.looped import LoopedCore
@@ -92,7 +93,7 @@ def load_core(source: str | os.PathLike, device: str | torch.device | None = Non
     stored = open_tensors(folder, pickled=family_of(raw) == "parcae")
     tokenizer, texts = load_tokenizer(folder), read_text_files(folder)
     config = settle(config_from_dict(raw, stored.keys()), tokenizer, texts, str(source))
-    with torch.device("meta"):
+    with unfilled():
         core = family_class(config.family)(config)
     if device_map is None:
         _fill(core, stored, lambda name: main or torch.device("cpu"), dtype)

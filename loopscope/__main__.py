@@ -1,0 +1,5 @@
+"""python -m loopscope"""
+
+from loopscope.cli import main
+
+main()
