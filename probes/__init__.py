@@ -23,6 +23,8 @@ _LAZY = {
     "SettleResult": "probes.lens",
     "depth_similarity": "probes.similarity",
     "DepthSimilarityResult": "probes.similarity",
+    "head_attribution": "probes.head_shares",
+    "HeadAttributionResult": "probes.head_shares",
     "head_stability": "probes.heads",
     "HeadStabilityResult": "probes.heads",
     "layer_fixed_points": "probes.layer_paths",
@@ -38,6 +40,7 @@ _LAZY = {
 if TYPE_CHECKING:
     from probes.blocks import BlockLensResult, block_lens
     from probes.direct import AttributionResult, attribution
+    from probes.head_shares import HeadAttributionResult, head_attribution
     from probes.heads import HeadStabilityResult, head_stability
     from probes.layer_paths import LayerFixedPointsResult, layer_fixed_points
     from probes.lens import DepthLensResult, SettleResult, depth_lens
@@ -48,7 +51,7 @@ if TYPE_CHECKING:
     from probes.tokens import TokenGridResult, token_grid
 
 __all__ = ["attribution", "AttributionResult", "block_lens", "BlockLensResult", "layer_fixed_points", "LayerFixedPointsResult",
-           "convergence", "ConvergenceResult", "depth_lens", "DepthLensResult", "ReplayResult",
+           "head_attribution", "HeadAttributionResult", "convergence", "ConvergenceResult", "depth_lens", "DepthLensResult", "ReplayResult",
            "SettleResult", "HeadStabilityResult", "TrajectoriesResult", "depth_similarity", "DepthSimilarityResult", "head_stability",
            "replay_table", "token_grid", "TokenGridResult", "trajectories"]
 

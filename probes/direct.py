@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 
 from loopscope.errors import NumericsError, SettingError
 from loopscope.records import Result
-from probes.frozen import FrozenRun
+from probes.frozen import FrozenRun, Share
 from probes.inputs import check_finite, core_of, name_of, read_prompts, start_label
 
 if TYPE_CHECKING:
@@ -64,33 +64,55 @@ def attribution(model: Any, prompts: Iterable[Any], *, target: str | int = "next
 
     core = core_of(model)
     depth = core.check_depth(depth)
-    if positions not in ("all", "last"):
-        raise SettingError(f"positions {positions!r} is unknown; use 'all' or 'last'")
-    for what, value, words in (("target", target, TARGETS), ("against", against, (None, "mean"))):
-        _check_token(core, what, value, words)
-    tokens = read_prompts(core, prompts, 2 if target == "next" else 1, "a next token")
+    tokens = read_explained(core, prompts, target, against, positions)
     name, start = name_of(core, model_name), start_label(core, start_state)
     rows: list[tuple] = []
     for index, ids in enumerate(tqdm(tokens, desc=f"attribution {name}", unit="prompt", disable=not progress)):
         run = FrozenRun(core, ids, depth, start_state=start_state, seed=seed)
-        check_finite(run.logits, "a pass to depth %d" % depth)
-        wanted = _targets(run.logits, ids, target)
-        kept = slice(0, len(wanted)) if positions == "all" else slice(len(wanted) - 1, len(wanted))
-        g, logit = run.directions(wanted), run.logits[: len(wanted)].double().gather(1, wanted[:, None])[:, 0]
-        if against is not None:
-            other, less = ((run.mean_direction(), run.logits.double().mean(-1)) if against == "mean"
-                           else (run.directions(torch.tensor([against], device=wanted.device)), run.logits[:, against].double()))
-            g, logit = g - other, logit - less[: len(wanted)]
-        if len(wanted) < len(ids):  # the last position has no next token
-            g = torch.cat((g, torch.zeros_like(g[:1])))
-        shares = run.shares(g)
-        values = torch.stack([s.value[: len(wanted)] for s in shares])
-        _check_sum(values, logit, core.dtype)
-        means, whole = values[:, kept].mean(1).tolist(), float(logit[kept].mean())
+        found = explain(run, ids, target, against, positions)
+        values = torch.stack([s.value[: len(found.logit)] for s in found.shares])
+        check_sum(values, found.logit, core.dtype, "the logit")
+        means, whole = values[:, found.kept].mean(1).tolist(), float(found.logit[found.kept].mean())
         rows += [(name, task, index, start, str(target), "" if against is None else str(against), s.part, s.depth, s.cycle, s.layer,
-                  s.branch, value, whole, kept.stop - kept.start) for s, value in zip(shares, means)]
+                  s.branch, value, whole, found.count) for s, value in zip(found.shares, means)]
     meta = {"depth": depth, "seed": seed, "prompts": len(tokens), "target": target, "against": against, "positions": positions}
     return AttributionResult(pd.DataFrame(rows, columns=list(AttributionResult.columns)), meta)
+
+
+class Explained(NamedTuple):
+    """A run's contributions at every position, the logit [n] that they make, and the positions that are averaged."""
+
+    shares: list[Share]
+    logit: Tensor
+    kept: slice
+
+    @property
+    def count(self) -> int:
+        return self.kept.stop - self.kept.start
+
+
+def read_explained(core: LoopedCore, prompts: Iterable[Any], target: Any, against: Any, positions: str) -> list[Tensor]:
+    """Token ids of prompts that `explain` can take. Raises PromptError and SettingError."""
+    if positions not in ("all", "last"):
+        raise SettingError(f"positions {positions!r} is unknown; use 'all' or 'last'")
+    for what, value, words in (("target", target, TARGETS), ("against", against, (None, "mean"))):
+        _check_token(core, what, value, words)
+    return read_prompts(core, prompts, 2 if target == "next" else 1, "a next token")
+
+
+def explain(run: FrozenRun, ids: Tensor, target: str | int, against: str | int | None, positions: str) -> Explained:
+    """What adds to the logit of the target at each of its positions, as `attribution` defines it."""
+    check_finite(run.logits, "a pass to depth %d" % run.depth)
+    wanted = _targets(run.logits, ids, target)
+    kept = slice(0, len(wanted)) if positions == "all" else slice(len(wanted) - 1, len(wanted))
+    g, logit = run.directions(wanted), run.logits[: len(wanted)].double().gather(1, wanted[:, None])[:, 0]
+    if against is not None:
+        other, less = ((run.mean_direction(), run.logits.double().mean(-1)) if against == "mean"
+                       else (run.directions(torch.tensor([against], device=wanted.device)), run.logits[:, against].double()))
+        g, logit = g - other, logit - less[: len(wanted)]
+    if len(wanted) < len(ids):  # the last position has no next token
+        g = torch.cat((g, torch.zeros_like(g[:1])))
+    return Explained(run.shares(g), logit, kept)
 
 
 def _check_token(core: LoopedCore, what: str, value: Any, words: tuple) -> None:
@@ -108,10 +130,10 @@ def _targets(logits: Tensor, ids: Tensor, target: str | int) -> Tensor:
     return logits.argmax(-1) if target == "top" else torch.full_like(logits[:, 0], int(target), dtype=torch.long)
 
 
-def _check_sum(values: Tensor, logit: Tensor, dtype: torch.dtype) -> None:
-    """Raises NumericsError where values [components, n] do not add up to logit [n]."""
-    gap, size = (values.sum(0) - logit).abs(), values.abs().sum(0) + logit.abs() + 1
+def check_sum(values: Tensor, whole: Tensor, dtype: torch.dtype, what: str) -> None:
+    """Raises NumericsError where values [components, n] do not add up to whole [n], which is `what`."""
+    gap, size = (values.sum(0) - whole).abs(), values.abs().sum(0) + whole.abs() + 1
     worst = int((gap / size).argmax())
     if not bool((gap <= _SHARE.get(dtype, 0.1) * size).all()):
-        raise NumericsError(f"at position {worst} the components add up to {float(values.sum(0)[worst]):.6g}, but the logit is "
-                            f"{float(logit[worst]):.6g}: rounding of {dtype} alone does not explain that; use float32 or float64")
+        raise NumericsError(f"at position {worst} the components add up to {float(values.sum(0)[worst]):.6g}, but {what} is "
+                            f"{float(whole[worst]):.6g}: rounding of {dtype} alone does not explain that; use float32 or float64")

@@ -8,6 +8,7 @@ with each component's output is that component's direct contribution. Attention 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -56,11 +57,13 @@ def l2_factor(x: Tensor) -> Tensor:
 class FrozenRun:
     """One run over ids [n], recorded, whose stream can be read backwards.
 
-    `logits` [n, vocab] are the run's own; everything else is computed in float64. Raises SettingError for a model whose
-    wiring this page does not know.
+    `logits` [n, vocab] are the run's own; everything else is computed in float64. also: further block hooks to record. `onto`:
+    after `shares`, the covector [n, d] on what each attention adds, by (part, depth, cycle, layer). Raises SettingError for a
+    model whose wiring this page does not know.
     """
 
-    def __init__(self, core: LoopedCore, ids: Tensor, depth: int, *, start_state: str | Tensor | None = None, seed: int = 0) -> None:
+    def __init__(self, core: LoopedCore, ids: Tensor, depth: int, *, start_state: str | Tensor | None = None, seed: int = 0,
+                 also: Iterable[str] = ()) -> None:
         blocks = [*core.prelude, *core.blocks, *core.coda]
         unknown = next((b for b in blocks if not isinstance(b, (*_ADDITIVE, SumSandwichBlock, DoryBlock))), None)
         if core.family not in FAMILIES or unknown is not None:
@@ -68,7 +71,8 @@ class FrozenRun:
             raise SettingError(f"what a component adds to a logit is defined by how a model is wired, and the wiring of {found} is not "
                                f"known here; known: {', '.join(FAMILIES)}")
         self.core, self.depth = core, depth
-        wanted = {name for name in hook_names(core.config, depth) if name.endswith((*_NEEDED, STATE, EMBED))}
+        self.onto: dict[tuple[str, int, int, int], Tensor] = {}
+        wanted = {name for name in hook_names(core.config, depth) if name.endswith((*_NEEDED, STATE, EMBED, *also))}
         self._tap = RecordingTap(wanted)
         self.logits = core(ids, depth, start_state=start_state, seed=seed, tap=self._tap)[0]
         x = core.embed(core.as_tokens(ids))
@@ -208,5 +212,6 @@ class FrozenRun:
         else:
             onto_mlp = onto_attn = g
         found.append(Share(part, depth, cycle, layer, "mlp", (onto_mlp * mlp).sum(-1)))
+        self.onto[part, depth, cycle, layer] = onto_attn
         found.append(Share(part, depth, cycle, layer, "attn", (onto_attn * attn).sum(-1)))
         return g
