@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopscope.errors import ContextError, DepthError, SettingError
+from loopscope.memory import check_room
 
 if TYPE_CHECKING:
     from loopscope.attention import ChainPlan
@@ -66,6 +67,8 @@ class DepthCache:
             raise SettingError(f"slots must be a whole number from 1 (all depths share one) to the cache's depth of {depth} (a slot for "
                                f"each), got {slots!r}; None is the model's own default")
         self.slots = slots or config.kv_slots or depth
+        if not placement:
+            check_room(config, capacity + spare, batch=batch, slots=self.slots, depth=depth, dtype=dtype, device=device)
         self.dtype, self.device = dtype, torch.device(device)
         self.length = 0
         self.pads: tuple[int, ...] = ()  # per sequence: how many first columns hold no token (loopscope/padding.py)

@@ -33,6 +33,10 @@ class DepthError(LoopscopeError):
     """A recurrence depth below 1 or beyond what the cache holds."""
 
 
+class OutOfMemoryError(LoopscopeError):
+    """Keys and values that would not fit; nothing was taken, and the message says what would fit."""
+
+
 class NumericsError(LoopscopeError):
     """NaN where a number is needed; nothing computed from it can be trusted."""
 

@@ -9,16 +9,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from loopscope.errors import CheckpointError
+from loopscope.errors import CheckpointError, ContextError, SettingError
+from loopscope.memory import Memory, kv_bytes, memory_needed
 from loopscope.models.config import LoopedConfig
 from loopscope.models.loading import check_names, find_checkpoint, find_local
 from loopscope.models.registry import config_from_dict, family_class
-from loopscope.models.tensors import Stored, has_tensors, open_tensors, read_json
+from loopscope.models.tensors import FLOATS, Stored, has_tensors, open_tensors, read_json
 from loopscope.models.unfilled import unfilled
 
 # First part of our own parameter names -> part of the model.
@@ -44,6 +45,25 @@ class Inspection:
     def kv_bytes(self, policy: str = "per depth", dtype: torch.dtype = torch.bfloat16) -> int:
         """Bytes of K/V that one token occupies: "per depth" (what lossless decoding keeps) or "shared" (one slot for all depths)."""
         return self.kv_elements[policy] * dtype.itemsize
+
+    def memory(self, positions: int, slots: int | None = None, dtype: torch.dtype = torch.bfloat16) -> Memory:
+        """What decoding so many positions takes; slots: K/V slots that depths share, None for the model's own."""
+        return memory_needed(self.config, positions, self.total, slots=slots, dtype=dtype)
+
+    def context_table(self, positions: int, dtype: torch.dtype = torch.bfloat16) -> str:
+        """Lines: memory at this context, by how many K/V slots the depths share."""
+        c = self.config
+        own = c.kv_slots or c.depth
+        if positions > c.context:
+            raise ContextError(f"{positions} positions were asked for, but this model's context is {c.context}; ask for fewer")
+        lines = [f"  memory at {positions:,} positions, {str(dtype).removeprefix('torch.')}"]
+        for slots in sorted({own, *(s for s in (1, 4) if s < own)}, reverse=True):
+            m = self.memory(positions, slots, dtype)
+            name = ("a slot per depth" if slots == c.depth else f"{slots} shared slot{'s' if slots > 1 else ''}") + (
+                " (this model)" if slots == own else ", approximate")
+            lines.append(f"    {name:31}{m.total / 1e9:,.2f} GB: weights {m.weights / 1e9:,.2f}, K/V {m.kv / 1e9:,.2f}, "
+                         f"calls {m.working / 1e9:,.2f}")
+        return "\n".join(lines)
 
     def __str__(self) -> str:
         c = self.config
@@ -89,7 +109,7 @@ def inspect_checkpoint(source: str | os.PathLike, revision: str | None = None) -
     parameters = dict.fromkeys((*dict.fromkeys(_PARTS.values()), _REST), 0)
     for name, p in core.named_parameters():
         parameters[_PARTS.get(name.partition(".")[0], _REST)] += p.numel()
-    kv = {name: _kv_elements(replace(config, kv_slots=slots)) for name, slots in (("per depth", None), ("shared", 1))}
+    kv = {name: kv_bytes(config, 1, slots=slots, dtype=torch.int8) for name, slots in (("per depth", config.depth), ("shared", 1))}
     return Inspection(str(source), config, parameters, kv, weights)
 
 
@@ -110,7 +130,10 @@ def _look(source: str | os.PathLike, revision: str | None) -> tuple[dict, dict[s
     return read_json(folder / "config.json"), open_tensors(folder) if has_tensors(folder) else None
 
 
-def _kv_elements(config: LoopedConfig) -> int:
-    slots = config.kv_slots or config.depth
-    layers = config.n_prelude + config.n_coda + slots * config.n_core * (1 + config.inner_cycles)
-    return 2 * layers * config.n_kv_heads * config.d_head
+def inspected(source: str | os.PathLike, context: int | None = None, dtype: str = "bfloat16") -> str:
+    """The text of `loopscope inspect`. Raises also SettingError for an unknown dtype, ContextError beyond the model's context."""
+    known = {str(d).removeprefix("torch."): d for d in FLOATS}
+    if dtype not in known:
+        raise SettingError(f"dtype {dtype!r} is unknown; use {', '.join(known)}")
+    found = inspect_checkpoint(source)
+    return str(found) if context is None else f"{found}\n{found.context_table(context, known[dtype])}"

@@ -301,15 +301,17 @@ def figures(folder: Annotated[str, typer.Argument(metavar="DIR", help="A run fol
 @guarded
 def inspect(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A shipped model's name, a folder, a config.json or a Hub id.")],
+    context: Annotated[int | None, typer.Option(min=1, help="Also say how much memory so many positions take.")] = None,
+    dtype: Annotated[str, typer.Option(help="With --context: float32, bfloat16, float16 or float64.")] = "bfloat16",
 ) -> None:
     """Say what a checkpoint is: family, loops, layers, widths, K/V per token, and parameters by part.
 
     Reads the config and the headers of the weight files, never the weights. Tensors that are missing, or that the config does
     not ask for, are named.
     """
-    from loopscope.inspecting import inspect_checkpoint
+    from loopscope.inspecting import inspected
 
-    typer.echo(inspect_checkpoint(source))
+    typer.echo(inspected(source, context, dtype))
 
 
 @app.command(short_help="Rewrite a checkpoint as safetensors.")
