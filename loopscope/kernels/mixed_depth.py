@@ -79,14 +79,17 @@ def mixed_depth_attention(q: Tensor, keys: Tensor, values: Tensor, tables: RowTa
         raise SettingError(f"the workspace is for {list(workspace.z.shape)} rows, heads, splits and channels; these rows need "
                            f"{[n, heads, total, d]}: make it with Workspace.make and the same bound, span and kind of active columns")
     kernels = _kernels(q.device.type)
-    fixed = _constants(heads // kv_heads, tables.groups.shape[1], d, q.dtype)
-    fixed |= {"TOTAL": total, "SPAN": span, "WIDEN": q.device.type == "cpu" and q.dtype == torch.bfloat16}
+    shared, per_line = heads // kv_heads, tables.groups.shape[1]
+    attend, fixed = kernels.attend_split_alone, _constants(d, q.dtype) | {"TOTAL": total, "SPAN": span}
+    if shared * per_line > 1:
+        attend, fixed = kernels.attend_split, fixed | _grouped_constants(shared, per_line, d, q.dtype)
+        fixed["WIDEN"] = q.device.type == "cpu" and q.dtype == torch.bfloat16
     scale = d ** -0.5 if scale is None else scale
     lines = tables.groups.shape[0]
     seen = tables.ancestors.view(torch.uint8)
 
     def launch(k: Tensor, v: Tensor, k_slots: Tensor, v_slots: Tensor, first: int, grid: int, **flags: Any) -> None:
-        kernels.attend_split[(lines, kv_heads, grid)](
+        attend[(lines, kv_heads, grid)](
             q, k, v, z, workspace.top, workspace.total, workspace.z, tables.sequence, tables.prefix_start, tables.prefix_end,
             k_slots, v_slots, seen, tables.cells if tables.cells is not None else tables.groups, tables.groups, scale, active, heads, first,
             *q.stride()[:2], *k.stride()[:4], *v.stride()[:4], *z.stride()[:2], DIRECT=total == 1, **flags, **fixed)
@@ -125,14 +128,16 @@ def _as_cache(active: Tensor) -> Tensor:
                                                          (0, 0, active.stride(1), active.stride(0), 1))
 
 
-def _constants(shared: int, rows: int, d: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Tile sizes: one query is summed without tensor cores, more are padded to the 16 lanes these need."""
-    lanes = shared * rows
-    lanes = 1 if lanes == 1 else max(16, _power(lanes))
+def _constants(d: int, dtype: torch.dtype) -> dict[str, Any]:
     wide = max(16, _power(d))
-    block = 32 if wide * dtype.itemsize >= 512 else 64
-    return {"PRECISE": dtype == torch.float32, "SHARED": shared, "ROWS": rows, "LANES": lanes, "D": d, "BLOCK_D": wide, "BLOCK": block,
-            "num_warps": 8 if lanes * wide >= 8192 else 4, "num_stages": 2}
+    return {"D": d, "BLOCK_D": wide, "BLOCK": 32 if wide * dtype.itemsize >= 512 else 64, "num_warps": 4, "num_stages": 2}
+
+
+def _grouped_constants(shared: int, rows: int, d: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Lanes are padded to the 16 that tensor cores need."""
+    lanes = max(16, _power(shared * rows))
+    return {"PRECISE": dtype == torch.float32, "SHARED": shared, "ROWS": rows, "LANES": lanes,
+            "num_warps": 8 if lanes * _power(d) >= 8192 else 4}
 
 
 def _power(n: int) -> int:
@@ -174,7 +179,8 @@ class _Kernels:
             from triton.runtime.interpreter import InterpretedFunction as wrap
         else:
             wrap = triton.JITFunction
-        still = {"attend_split": ["active", "first_split"], "merge_splits": ["splits"], "place_rows": []}
+        counts = ["active", "first_split"]
+        still = {"attend_split": counts, "attend_split_alone": counts, "merge_splits": ["splits"], "place_rows": []}
         for name, unspecialised in still.items():
             setattr(self, name, wrap(getattr(source, name), do_not_specialize=unspecialised))
 

@@ -69,27 +69,21 @@ def attend_split(q, k, v, z, partial_max, partial_sum, partial_z,
         place = cell.to(tl.int64)
         key = tl.load(k_base + place[:, None] * k_cell + column[None, :], mask=inside[:, None] & wide[None, :], other=0.0)
         value = tl.load(v_base + place[:, None] * v_cell + column[None, :], mask=inside[:, None] & wide[None, :], other=0.0)
-        if LANES == 1:
-            score = tl.reduce(query[:, None, :].to(tl.float32) * key[None, :, :].to(tl.float32), 2, tl.standard._sum_combine)
+        if WIDEN:
+            score = tl.dot(query.to(tl.float32), tl.trans(key.to(tl.float32)), input_precision="ieee")
         else:
-            if WIDEN:
-                score = tl.dot(query.to(tl.float32), tl.trans(key.to(tl.float32)), input_precision="ieee")
-            else:
-                score = tl.dot(query, tl.trans(key), input_precision="ieee")
+            score = tl.dot(query, tl.trans(key), input_precision="ieee")
         score = tl.where(seen, score * (scale * 1.4426950408889634), float("-inf"))  # exp2 is what the hardware has
         new_top = tl.maximum(top, tl.reduce(score, 1, tl.standard._elementwise_max))
         safe = tl.where(new_top == float("-inf"), 0.0, new_top)  # nothing read yet: -inf minus -inf is no number
         weight = tl.exp2(score - safe[:, None])
         keep = tl.exp2(top - safe)
         total = total * keep + tl.reduce(weight, 1, tl.standard._sum_combine)
-        if LANES == 1:
-            new = tl.reduce(weight[:, :, None] * value[None, :, :].to(tl.float32), 1, tl.standard._sum_combine)
+        rounded = weight if PRECISE else weight.to(value.dtype)
+        if WIDEN:
+            new = tl.dot(rounded.to(tl.float32), value.to(tl.float32), input_precision="ieee")
         else:
-            rounded = weight if PRECISE else weight.to(value.dtype)
-            if WIDEN:
-                new = tl.dot(rounded.to(tl.float32), value.to(tl.float32), input_precision="ieee")
-            else:
-                new = tl.dot(rounded, value, input_precision="ieee")
+            new = tl.dot(rounded, value, input_precision="ieee")
         out = out * keep[:, None] + new
         top = new_top
 
@@ -102,6 +96,75 @@ def attend_split(q, k, v, z, partial_max, partial_sum, partial_z,
         tl.store(partial_max + cell_of, top, mask=live)
         tl.store(partial_sum + cell_of, total, mask=live)
         tl.store(partial_z + cell_of[:, None] * D + column[None, :], out, mask=live[:, None] & wide[None, :])
+
+
+def attend_split_alone(q, k, v, z, partial_max, partial_sum, partial_z,
+                       sequence, prefix_start, prefix_end, k_slots, v_slots, ancestors, cells, groups,
+                       scale, active, heads, first_split,
+                       q_row, q_head, k_batch, k_slot, k_head, k_cell, v_batch, v_slot, v_head, v_cell, z_row, z_head,
+                       ACTIVE: tl.constexpr, HAS_CELLS: tl.constexpr, DIRECT: tl.constexpr,
+                       TOTAL: tl.constexpr, SPAN: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr):
+    """`attend_split` for groups of one row and one head: a wave of a model without shared key heads. No tensor cores.
+
+    Each of the BLOCK places of a block keeps a softmax of its own, and they meet at the end: in the loop nothing but the
+    scores is added up across threads.
+    """
+    row = tl.load(groups + tl.program_id(0)).to(tl.int64)
+    if row < 0:
+        return
+    head = tl.program_id(1)
+    split = tl.program_id(2)
+    column = tl.arange(0, BLOCK_D)
+    wide = column < D
+    batch = tl.load(sequence + row).to(tl.int64)
+    k_base = k + batch * k_batch + tl.load(k_slots + row).to(tl.int64) * k_slot + head.to(tl.int64) * k_head
+    v_base = v + batch * v_batch + tl.load(v_slots + row).to(tl.int64) * v_slot + head.to(tl.int64) * v_head
+    if ACTIVE:
+        first = 0
+        low = 0
+        high = active
+    else:
+        first = tl.maximum(tl.load(prefix_start + row), split * SPAN)
+        low = first // BLOCK * BLOCK
+        high = tl.minimum(tl.load(prefix_end + row), (split + 1) * SPAN)
+
+    query = tl.load(q + row * q_row + head * q_head + column, mask=wide, other=0.0).to(tl.float32) * (scale * 1.4426950408889634)
+    top = tl.full((BLOCK,), float("-inf"), tl.float32)
+    total = tl.full((BLOCK,), 0.0, tl.float32)
+    out = tl.full((BLOCK, BLOCK_D), 0.0, tl.float32)
+    for at in range(low, high, BLOCK):
+        cell = at + tl.arange(0, BLOCK)
+        seen = (cell >= first) & (cell < high)
+        if ACTIVE:
+            seen = seen & (tl.load(ancestors + row * active + cell, mask=seen, other=0) != 0)
+            if HAS_CELLS:
+                cell = tl.load(cells + cell, mask=seen, other=0)
+        place = cell.to(tl.int64)
+        both = seen[:, None] & wide[None, :]
+        key = tl.load(k_base + place[:, None] * k_cell + column[None, :], mask=both, other=0.0)
+        value = tl.load(v_base + place[:, None] * v_cell + column[None, :], mask=both, other=0.0)
+        score = tl.reduce(query[None, :] * key.to(tl.float32), 1, tl.standard._sum_combine)
+        score = tl.where(seen, score, float("-inf"))
+        new_top = tl.maximum(top, score)
+        safe = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weight = tl.exp2(score - safe)
+        keep = tl.exp2(top - safe)
+        total = total * keep + weight
+        out = out * keep[:, None] + weight[:, None] * value.to(tl.float32)
+        top = new_top
+
+    highest = tl.reduce(top, 0, tl.standard._elementwise_max)
+    rescale = tl.exp2(top - tl.where(highest == float("-inf"), 0.0, highest))
+    norm = tl.reduce(total * rescale, 0, tl.standard._sum_combine)
+    summed = tl.reduce(out * rescale[:, None], 0, tl.standard._sum_combine)
+    if DIRECT:
+        summed = summed / tl.where(norm == 0.0, 1.0, norm)
+        tl.store(z + row * z_row + head * z_head + column, summed.to(z.dtype.element_ty), mask=wide)
+    elif low < high:
+        cell_of = (row * heads + head) * TOTAL + first_split + split
+        tl.store(partial_max + cell_of, highest)
+        tl.store(partial_sum + cell_of, norm)
+        tl.store(partial_z + cell_of * D + column, summed, mask=wide)
 
 
 def merge_splits(z, partial_max, partial_sum, partial_z, prefix_start, prefix_end, heads, splits, z_row, z_head,
