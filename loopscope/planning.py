@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 from loopscope.attention import AtPlan, CausalPlan, ChainPlan, DraftPlan, Plan
 from loopscope.attention_mixed import ForestPlan, MergedPlan, TreePlan, WavePlan
 from loopscope.errors import SettingError
+from loopscope.kernels.plan import chosen_kernel, tabled
 from loopscope.rows import ALIGNED, At, Chain, Draft, Forest, Merged, ReadPolicy, Rows, Tree, Wave
 
 if TYPE_CHECKING:
@@ -23,6 +24,12 @@ def core_plan(rows: Rows, cache: DepthCache | CacheGroup | None, policy: ReadPol
     """
     if cache is None:
         return _uncached(rows)
+    if chosen_kernel() != "torch" and not isinstance(rows, Merged):
+        return tabled(rows, cache, policy, False, _core_plan(rows, cache, policy))
+    return _core_plan(rows, cache, policy)
+
+
+def _core_plan(rows: Rows, cache: DepthCache | CacheGroup, policy: ReadPolicy | Sequence[ReadPolicy]) -> Plan:
     if policy is ALIGNED and type(rows) is Chain:  # the most frequent call, first
         return _kept_chain(rows, cache, cache.slot(rows.depth))
     if isinstance(rows, Merged):
@@ -74,6 +81,12 @@ def outer_plan(rows: Rows, cache: DepthCache | CacheGroup | None) -> Plan:
     """The plan of prelude and coda layers, which have one slot whatever the rows' depths."""
     if cache is None:
         return _uncached(rows)
+    if chosen_kernel() != "torch" and not isinstance(rows, Merged):
+        return tabled(rows, cache, ALIGNED, True, _outer_plan(rows, cache))
+    return _outer_plan(rows, cache)
+
+
+def _outer_plan(rows: Rows, cache: DepthCache | CacheGroup) -> Plan:
     if isinstance(rows, Merged):
         return _merged(rows, [outer_plan(part, own) for part, own in zip(rows.parts, cache.members)])
     if isinstance(rows, Forest):
