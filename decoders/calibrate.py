@@ -1,15 +1,17 @@
 """What a block call costs on this machine: a short timing sweep, read by the plan.
 
-u(n) is the time of one recurrence on n rows behind a prefix of typical length, for rows of one depth (chain) and rows
-of different depths (wave); prelude and readout likewise (docs/algorithms.md, section 4). Cells are measured round by
-round, so that a machine that slows down for a while slows all of them alike, and their medians are used. What decoding costs between
-the calls is timed on a few short decodes (decoders/host.py) and kept in the same table, as part "host".
+u(n, L) is the time of one recurrence on n rows behind a prefix of L positions, for rows of one depth (chain), rows of different depths
+(wave) and rows of branches (tree); prelude and readout likewise (docs/algorithms.md, section 4). Each is measured at two prefix lengths
+and read as a straight line in both n and L. Cells are measured round by round, so that a machine that slows down for a while slows all of
+them alike; their medians are used, and resampled rounds say how uncertain those are. What decoding costs between the calls is timed on a
+few short decodes (decoders/host.py) and kept in the same table, as part "host".
 """
 
 from __future__ import annotations
 
 import gc
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,50 +22,87 @@ import torch
 from decoders.host import FEATURES, fit_host, readout_rows, shape_of, time_decodes
 from loopscope.errors import SettingError
 from loopscope.records import Result
-from loopscope.rows import At, Chain, Wave
+from loopscope.rows import At, Chain, Tree, Wave
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from loopscope.models.looped import LoopedCore
 
 ROWS = (1, 2, 4, 8, 16, 32)
 _TRIES = 6
 _HOST_TOKENS = 24
+_HOST_SHARE = 0.4  # of the seconds asked for
+
+Cell = tuple[str, str, int, int]  # (part, shape, prefix length, rows)
+Price = Counter  # of cells: what a decode costs is the sum of its cells' seconds, each so many times (fractions where one is read between)
 
 
 @dataclass(frozen=True, eq=False)
 class Calibration(Result):
-    """Timing table; `seconds(part, rows, shape)` interpolates its medians."""
+    """Timing table; `seconds(part, rows, shape, length)` interpolates its medians."""
 
     kind = "timing"
     columns = ("model", "part", "shape", "rows", "prefix_length", "seconds", "repeat")
 
     @cached_property
-    def _medians(self) -> dict[tuple[str, str], tuple[list[int], list[float]]]:
-        out: dict[tuple[str, str], tuple[list[int], list[float]]] = {}
-        for (part, shape, rows), seconds in self.frame.groupby(["part", "shape", "rows"])["seconds"].median().items():
-            counts, medians = out.setdefault((part, shape), ([], []))
-            counts.append(int(rows))
-            medians.append(float(seconds))
+    def medians(self) -> dict[Cell, float]:
+        """Median seconds of every measured cell."""
+        return {(str(p), str(s), int(length), int(n)): float(seconds) for (p, s, length, n), seconds
+                in self.frame.groupby(["part", "shape", "prefix_length", "rows"])["seconds"].median().items()}
+
+    @cached_property
+    def _measured(self) -> dict[tuple[str, str], dict[int, list[int]]]:
+        """(part, shape) -> prefix length -> row counts, increasing."""
+        out: dict[tuple[str, str], dict[int, list[int]]] = {}
+        for part, shape, length, n in sorted(self.medians):
+            out.setdefault((part, shape), {}).setdefault(length, []).append(n)
         return out
 
-    def seconds(self, part: str, rows: float, shape: str = "chain") -> float:
-        """Median seconds of one call on `rows` rows: linear between the measured row counts, and beyond the last.
+    @cached_property
+    def _read(self) -> dict[tuple, tuple[tuple[Cell, float], ...]]:
+        return {}
+
+    @property
+    def length(self) -> float:
+        """The prefix length that is meant where none is given: the middle of those measured."""
+        lengths = {length for part, _, length, _ in self.medians if part == "recur"} or {1}
+        return (min(lengths) + max(lengths)) / 2
+
+    def has(self, part: str, shape: str) -> bool:
+        """Whether calls of this shape were measured."""
+        return (part, shape) in self._measured
+
+    def cells(self, part: str, rows: float, shape: str = "chain", length: float | None = None) -> tuple[tuple[Cell, float], ...]:
+        """The measured cells that one call on `rows` rows behind `length` positions is read from, and the weight of each.
 
         A shape that was not measured for a part is read as a chain. Raises SettingError for an unknown part.
         """
-        table = self._medians.get((part, shape)) or self._medians.get((part, "chain"))
-        if table is None:
-            known = ", ".join(sorted({p for p, _ in self._medians}))
-            raise SettingError(f"the timing table has no part {part!r}; it has {known}")
-        counts, medians = table
-        if len(counts) == 1 or rows <= counts[0]:
-            return medians[0]
-        i = next((i for i in range(1, len(counts)) if rows <= counts[i]), len(counts) - 1)
-        low, high = counts[i - 1], counts[i]
-        slope = (medians[i] - medians[i - 1]) / (high - low)
-        if rows > high:
-            slope = max(slope, 0.0)  # noise must not make many rows free
-        return medians[i] + slope * (rows - high)
+        length = self.length if length is None else length
+        key = part, rows, shape, length
+        if key not in self._read:
+            table = self._measured.get((part, shape)) or self._measured.get((part, "chain"))
+            if table is None:
+                known = ", ".join(sorted({p for p, _ in self._measured}))
+                raise SettingError(f"the timing table has no part {part!r}; it has {known}")
+            shape = shape if (part, shape) in self._measured else "chain"
+            own = {at: self._mixed([((part, shape, at, n), n) for n in counts], rows, floor=True) for at, counts in table.items()}
+            seconds = {at: sum(w * self.medians[cell] for cell, w in mix) for at, mix in own.items()}
+            between = _line([(at, seconds[at]) for at in sorted(own)], length, floor=False)
+            total: Counter[Cell] = Counter()
+            for at, weight in between:
+                for cell, w in own[at]:
+                    total[cell] += weight * w
+            self._read[key] = tuple((cell, w) for cell, w in total.items() if w)
+        return self._read[key]
+
+    def _mixed(self, cells: list[tuple[Cell, int]], rows: float, floor: bool) -> list[tuple[Cell, float]]:
+        at = {n: cell for cell, n in cells}
+        return [(at[n], w) for n, w in _line([(n, self.medians[cell]) for cell, n in cells], rows, floor)]
+
+    def seconds(self, part: str, rows: float, shape: str = "chain", length: float | None = None) -> float:
+        """Seconds of one call on `rows` rows behind `length` positions: linear between the measured cells, and beyond the last."""
+        return sum(w * self.medians[cell] for cell, w in self.cells(part, rows, shape, length))
 
     def host(self, ticks: float, rows: float, readouts: float, preludes: float) -> float:
         """Seconds that a decode of so many calls takes between them; 0 in a table that was not timed for it."""
@@ -71,44 +110,107 @@ class Calibration(Result):
 
     @cached_property
     def _host(self) -> dict[str, float]:
-        return {shape: values[1][0] for (part, shape), values in self._medians.items() if part == "host"}
+        return {shape: seconds for (part, shape, _, _), seconds in self.medians.items() if part == "host"}
 
-    def cost(self, widths: Mapping[int, float], readouts: float, preludes: float, decoder: str) -> float:
-        """Seconds of a decode: block calls by their number of rows, readouts and preludes, host time included.
+    def price(self, widths: Mapping[int, float], readouts: float, preludes: float, decoder: str, length: float | None = None,
+              branched: Mapping[int, float] | None = None) -> Price:
+        """What a decode is made of: block calls by their number of rows, readouts and preludes, host time included.
 
-        decoder: its label, which says what shape its calls have and about how many rows it reads at once.
+        decoder: its label, which says what shape its calls have and about how many rows it reads at once. length: the mean prefix of
+        its calls. branched: those of `widths` in which two rows stood at one position, which makes them trees.
         """
+        made: Price = Counter()
         shape, calls, rows = shape_of(decoder), sum(widths.values()), sum(n * w for w, n in widths.items())
-        recur = sum(n * self.seconds("recur", w, shape if w > 1 else "chain") for w, n in widths.items())
+        branched = branched or {}
         at = readout_rows(decoder, rows / calls if calls else 1.0)
-        return recur + readouts * self.seconds("readout", at, "at" if at > 1 else "chain") + preludes * self.seconds("prelude", 1) \
-            + self.host(calls, rows, readouts, preludes)
+        wanted = [(n - branched.get(w, 0), "recur", w, shape if w > 1 else "chain") for w, n in widths.items()]
+        wanted += [(n, "recur", w, "tree") for w, n in branched.items()]
+        wanted += [(readouts, "readout", at, "at" if at > 1 else "chain"), (preludes, "prelude", 1, "chain")]
+        for n, part, own, shaped in wanted:
+            if n:
+                for cell, weight in self.cells(part, own, shaped, length):
+                    made[cell] += n * weight
+        host = {cell[1]: cell for cell in self.medians if cell[0] == "host"}
+        for name, n in zip(FEATURES, (calls, rows, readouts, preludes)):
+            if name in host:
+                made[host[name]] += n
+        return made
+
+    def cost(self, widths: Mapping[int, float], readouts: float, preludes: float, decoder: str, length: float | None = None,
+             branched: Mapping[int, float] | None = None) -> float:
+        """Seconds of a decode (`price`)."""
+        return sum(n * self.medians[cell] for cell, n in self.price(widths, readouts, preludes, decoder, length, branched).items())
+
+    def resampled(self, resamples: int, seed: int = 0) -> dict[Cell, np.ndarray]:
+        """Medians over rounds drawn with replacement, the same rounds for all cells: [resamples] for every cell.
+
+        Cells that were measured once (host time) have no spread.
+        """
+        import numpy as np
+
+        draw = np.random.default_rng(seed)
+        shares = draw.random((resamples, int(self.frame.groupby(["part", "shape", "prefix_length", "rows"]).size().max())))
+        out = {}
+        for (part, shape, length, n), seconds in self.frame.groupby(["part", "shape", "prefix_length", "rows"])["seconds"]:
+            values = seconds.to_numpy()
+            picked = values[(shares[:, : len(values)] * len(values)).astype(int)]
+            out[str(part), str(shape), int(length), int(n)] = np.median(picked, axis=1)
+        return out
+
+    def interval(self, part: str, rows: float, shape: str = "chain", length: float | None = None, resamples: int = 1000,
+                 seed: int = 0) -> tuple[float, float]:
+        """95 % interval of `seconds` over the rounds of the sweep."""
+        import numpy as np
+
+        drawn = self.resampled(resamples, seed)
+        low, high = np.percentile(sum(w * drawn[cell] for cell, w in self.cells(part, rows, shape, length)), (2.5, 97.5))
+        return float(low), float(high)
 
     def spread(self, part: str, rows: int, shape: str = "chain") -> tuple[float, float]:
-        """First and third quartile of the seconds measured for one cell."""
+        """First and third quartile of the seconds measured for one part, shape and row count, at all prefix lengths."""
         cell = self.frame.query("part == @part and rows == @rows and shape == @shape")["seconds"]
         return float(cell.quantile(0.25)), float(cell.quantile(0.75))
 
 
+def _line(points: Sequence[tuple[int, float]], x: float, floor: bool) -> list[tuple[int, float]]:
+    """Weights of the measured places that a straight line through the two around x reads from; x beyond the last goes on along it.
+
+    floor: below the first place its value stands. What falls towards an end is not followed beyond it: noise must not make many rows,
+    or a long prefix, free.
+    """
+    if len(points) == 1 or (floor and x <= points[0][0]):
+        return [(points[0][0], 1.0)]
+    i = next((i for i in range(1, len(points)) if x <= points[i][0]), len(points) - 1)
+    (low, first), (high, second) = points[i - 1], points[i]
+    if second < first and not low <= x <= high:
+        return [(high if x > high else low, 1.0)]
+    share = (x - low) / (high - low)
+    return [(low, 1 - share), (high, share)]
+
+
 @torch.inference_mode()
-def calibrate(model, *, prefix_length: int = 128, rows: Sequence[int] = ROWS, repeats: int = 50, seconds: float = 20.0,
+def calibrate(model, *, prefix_length: int | Sequence[int] = 128, rows: Sequence[int] = ROWS, repeats: int = 50, seconds: float = 20.0,
               seed: int = 0, model_name: str | None = None, host: bool = True,
               progress: Callable[[int, int], None] | None = None) -> Calibration:
-    """Time one recurrence, prelude and readout on `rows` rows behind a prefix of `prefix_length` positions.
+    """Time one recurrence, prelude and readout on `rows` rows behind prefixes of two lengths.
 
-    model: LoopedModel or LoopedCore. A wave has one lane per depth at most, so wider waves than T are not measured.
-    host: also time a few short decodes, for what they cost between the calls.
-    The sweep stops after `repeats` rounds, or after `seconds` once every cell has been measured three times.
-    progress: called with (rounds done, rounds planned). Raises SettingError for row counts below 1.
+    model: LoopedModel or LoopedCore. prefix_length: where the decodes will typically be, of which half and one and a half times are
+    measured; or the lengths themselves. A wave has one lane per depth at most, so wider waves than T are not measured; nor are trees on
+    a model with sliding windows, which runs none. host: also time a few short decodes, for what they cost between the calls.
+    seconds: about how long it all may take; the sweep stops after `repeats` rounds or its share of them, but not before every cell
+    has been measured three times. progress: called with (rounds done, rounds planned). Raises SettingError for row counts below 1.
     """
     import pandas as pd
 
     core: LoopedCore = model.core
-    if not rows or min(rows) < 1 or prefix_length < 1 or repeats < 1:
+    wanted = [prefix_length // 2, prefix_length + prefix_length // 2] if isinstance(prefix_length, int) else list(prefix_length)
+    if not rows or min(rows) < 1 or repeats < 1 or not wanted or (prefix_length if isinstance(prefix_length, int) else min(wanted)) < 1:
         raise SettingError(f"rows, prefix_length and repeats must be at least 1, got {list(rows)}, {prefix_length}, {repeats}")
-    prefix_length = max(1, min(prefix_length, core.config.context - max(rows)))
-    rows = [n for n in rows if prefix_length + n <= core.config.context]
-    cells = _cells(core, prefix_length, rows, seed)
+    lengths = sorted({max(1, min(n, core.config.context - max(rows))) for n in wanted})
+    cells = {}
+    for length in lengths:
+        fitting = [n for n in rows if length + n <= core.config.context]
+        cells |= {(part, shape, length, n): call for (part, shape, n), call in _cells(core, length, fitting, seed).items()}
     for call in cells.values():  # the first call of a shape pays for its set-up
         call()
     observations = []
@@ -117,24 +219,24 @@ def calibrate(model, *, prefix_length: int = 128, rows: Sequence[int] = ROWS, re
     gc.disable()
     try:
         for repeat in range(repeats):
-            for (part, shape, n), call in cells.items():
-                observations.append((part, shape, n, prefix_length, _time(call, core.device), repeat))
+            for (part, shape, length, n), call in cells.items():
+                observations.append((part, shape, n, length, _time(call, core.device), repeat))
             if progress is not None:
                 progress(repeat + 1, repeats)
-            if repeat >= 2 and time.perf_counter() - begin > seconds:
+            if repeat >= 2 and time.perf_counter() - begin > seconds * (1 - _HOST_SHARE * host):
                 break
     finally:
         if collecting:
             gc.enable()
     frame = pd.DataFrame(observations, columns=list(Calibration.columns[1:]))
     frame.insert(0, "model", model_name or core.source or core.family)
-    swept = Calibration(frame, _facts(core, prefix_length))
+    middle = (lengths[0] + lengths[-1]) // 2
+    swept = Calibration(frame, _facts(core, lengths))
     if not host:
         return swept
-    short = min(_HOST_TOKENS, core.config.context - prefix_length)
-    fitted = fit_host(time_decodes(core, prefix_length, short, seed=seed), swept) if short > 1 else dict.fromkeys(FEATURES, 0.0)
-    rest = pd.DataFrame([(frame["model"][0], "host", name, 1, prefix_length, value, 0) for name, value in fitted.items()],
-                        columns=frame.columns)
+    short, left = min(_HOST_TOKENS, core.config.context - middle), max(begin + seconds - time.perf_counter(), 0.0)
+    fitted = fit_host(time_decodes(core, middle, short, seed=seed, seconds=left), swept) if short > 1 else dict.fromkeys(FEATURES, 0.0)
+    rest = pd.DataFrame([(frame["model"][0], "host", name, 1, middle, value, 0) for name, value in fitted.items()], columns=frame.columns)
     return Calibration(pd.concat([frame, rest], ignore_index=True), swept.meta)
 
 
@@ -143,7 +245,7 @@ def _cells(core: LoopedCore, prefix: int, rows: Sequence[int], seed: int) -> dic
     depth, width = core.config.depth, max(rows)
     draw = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, core.config.vocab_size, (1, prefix + width), generator=draw).to(core.device)
-    cache = core.make_cache(prefix + width, depth)
+    cache = core.make_cache(prefix + width, depth, spare=width)
     core(tokens[:, :prefix], cache=cache)
     new = tokens[:, prefix:]
     x = core.embed(new, Chain(prefix, width), cache)
@@ -160,9 +262,22 @@ def _cells(core: LoopedCore, prefix: int, rows: Sequence[int], seed: int) -> dic
         if n > 1:  # a wave's readout: the verify row in front, draft rows behind
             at = At(tuple(prefix + i for i in range(n)), depth)
             cells["readout", "at", n] = lambda n=n, at=at: core.read(state[:, :n], at, cache)[0].max(-1)
+        if n > 1 and depth > 1 and not getattr(core.config, "window", 0):
+            tree = _tree(prefix, n, depth, prefix + width)
+            cells["recur", "tree", n] = lambda n=n, tree=tree: core.recur(state[:, :n], x[:, :n], tree, cache)
     if ("recur", "wave", 2) in cells:
         cells["recur", "wave", 1] = cells["recur", "chain", 1]
     return cells
+
+
+def _tree(prefix: int, n: int, depth: int, spare: int) -> Tree:
+    """n rows, two at each position: two branches from one root, deepest first."""
+    at = [prefix + (i + 1) // 2 for i in range(n)]
+    cells = [prefix + (i + 1) // 2 if i % 2 or not i else spare + i // 2 - 1 for i in range(n)]
+    own: list[tuple[int, ...]] = [(cells[0],)]
+    for i in range(1, n):
+        own.append((*(own[i - 2] if i > 2 else own[0]), cells[i]))
+    return Tree(tuple(at), tuple(cells), tuple(own), tuple(max(depth - p + prefix, 1) for p in at), prefix)
 
 
 def _time(call: Callable[[], Any], device: torch.device) -> float:
@@ -195,6 +310,7 @@ def _interruptions() -> int:
         return 0
 
 
-def _facts(core: LoopedCore, prefix_length: int) -> dict[str, Any]:
+def _facts(core: LoopedCore, lengths: Sequence[int]) -> dict[str, Any]:
     return {"depth": core.config.depth, "injects": core.config.injects, "dtype": str(core.dtype).removeprefix("torch."),
-            "device": str(core.device), "threads": torch.get_num_threads(), "prefix_length": prefix_length}
+            "device": str(core.device), "threads": torch.get_num_threads(), "prefix_length": (lengths[0] + lengths[-1]) // 2,
+            "prefix_lengths": list(lengths)}

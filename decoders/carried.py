@@ -1,10 +1,11 @@
-"""DAS-Wave replayed: its own rounds from the anchors it would visit in a known text, judged by the text, without verification.
+"""Decoders whose drafts are not the target's own early readings, replayed from the drafts they would make along a known text.
 
-A refinement of J rounds holds those of every smaller J, and where it starts from depends on the text alone. So the guesses from one
-anchor serve every number of rounds up to theirs (ask for the most rounds first), and the blocks that a decoder would make follow from
-them: calls and accepts are its own. What
+DAS-Wave: its own rounds from the anchors it would visit, judged by the text, without verification. A refinement of J rounds holds those
+of every smaller J, and where it starts from depends on the text alone. So the guesses from one anchor serve every number of rounds up to
+theirs (ask for the most rounds first), and the blocks that a decoder would make follow from them: calls and accepts are its own. What
 no product of agreements says is in there: a guess becomes right only after its input has, and states are carried from round to round
-(docs/algorithms.md, 2.5 and 4). Costs no recurrence at full depth beyond one pass over the text.
+(docs/algorithms.md, 2.5 and 4). Draft-then-verify on a foreign read policy: decoders/foreign.py. Prompt lookup: the text says it all.
+Costs no recurrence at full depth beyond one pass over the text.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ import torch
 from decoders.calls import advance
 from decoders.counting import das_wave_counts
 from decoders.das_wave import DASWave
-from decoders.replay_counts import Outcome
+from decoders.decoder import Decoder
+from decoders.draft_then_verify import DraftThenVerify
+from decoders.foreign import Chains
+from decoders.prompt_lookup import PromptLookup, lookup
+from decoders.replay_counts import Outcome, Text, block_counts
 from decoders.session import Session
 from loopscope.errors import SettingError
 from loopscope.rows import ReadPolicy
@@ -28,109 +33,199 @@ _MOST = 32  # active positions, and the published capacity
 
 
 class _Kind(NamedTuple):
-    """What two decoders must share for one refinement to serve both."""
+    """What two decoders must share for one refinement to serve both. most: active positions, where rows that froze matter."""
 
     updates: int
     read: str
     carry: bool | None
     initial_width: int
     growth: int
+    most: int
+
+
+class _Round(NamedTuple):
+    """One round of a refinement: its guesses, and the block calls and rows that all rounds so far have taken."""
+
+    guesses: list[int]
+    calls: int
+    rows: int
+
+
+class _Rounds(list):
+    """What DAS-Wave tells of its rounds: the guesses, to which the calls made by then are added."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session, self.before = session, dict(session.counts)
+
+    def append(self, guesses: list[int]) -> None:
+        now = self.session.counts
+        super().append(_Round(guesses, now["recur"] - self.before["recur"], now["rows"] - self.before["rows"]))
+
+
+class _Whole:
+    """A session whose cache holds a whole text at every depth, and a copy of what it holds."""
+
+    def __init__(self, core: Any, ids: list[int], depth: int, start_state: Any, seed: int, prefix: int) -> None:
+        spare = min(_MOST, core.config.context - len(ids)) + 1
+        self.session = Session(core, ids, spare, depth, seed, (), start_state, prefix)
+        for _ in advance(self.session, self.session.prefill()):
+            pass
+        self.session.cache.length = self.session.cache.capacity
+        self.kept = {name: t.clone() for name, t in self.session.cache.materialised().items()}
+
+    def restore(self, anchor: int) -> None:
+        """Undo what drafts wrote from `anchor` on: it is no part of the text."""
+        self.session.cache.length = self.session.cache.capacity
+        for name, now in self.session.cache.materialised().items():
+            now[..., anchor : anchor + _MOST, :] = self.kept[name][..., anchor : anchor + _MOST, :]
 
 
 class Refinements:
-    """Blocks refined from anchors of replayed texts, made when asked for and kept.
+    """Drafts and blocks from anchors of replayed texts, made when asked for and kept.
 
-    table: decoders.replay.replay of `prompts`. rounds: the most a decoder may have. Raises SettingError where prompts and texts do
-    not fit each other, and what decoding raises.
+    table: decoders.replay.replay of `prompts`. rounds: the most that a DAS-Wave may have. start_state, seed, prefix: as for decoding.
+    One text's cache is held at a time, so ask text by text. Raises SettingError where prompts and texts do not fit each other, and what
+    decoding raises.
     """
 
-    def __init__(self, model: Any, prompts: Sequence[Any], table: ReplayResult, rounds: int = 24, start_state=None, seed: int = 0) -> None:
+    def __init__(self, model: Any, prompts: Sequence[Any], table: ReplayResult, rounds: int = 24, start_state=None, seed: int = 0,
+                 prefix: int = 0) -> None:
         self.core, self.texts, self.rounds = model.core, table.prompts(), rounds
         if len(self.texts) != len(prompts):
             raise SettingError(f"the replay has {len(self.texts)} texts and there are {len(prompts)} prompts; replay the same prompts")
         self._ids = [self.core.prompt_tokens(p).tolist() + t.tokens for p, t in zip(prompts, self.texts)]
-        self._options = (start_state, seed)
-        self._sessions: dict[int, tuple[Session, dict[str, torch.Tensor]]] = {}
-        self._made: dict[tuple[int, _Kind], dict[int, list[list[int]]]] = {}
+        self._options = (start_state, seed, prefix)
+        self._open: tuple[int, _Whole] | None = None
+        self._chains: dict[int, Chains] = {}
+        self._made: dict[tuple[int, _Kind], dict[int, list[_Round]]] = {}
 
     @torch.inference_mode()
-    def outcome(self, index: int, decoder: DASWave) -> Outcome | None:
-        """What `decoder` does on text `index`: recur, proposed and accepted are what it would count; None beyond these rounds.
-
-        rows, preludes and readouts are exact where no drafted end of text cuts a block short.
+    def outcome(self, index: int, decoder: Decoder) -> Outcome | None:
+        """What `decoder` does on text `index`, as decoders.replay_counts.Outcome says; None for a decoder that this does not replay:
+        an aligned one (decoders.replay), one that is not lossless, and DAS-Wave with more rounds or a larger block than is kept here.
         """
-        if decoder.rounds > self.rounds or decoder.stable is not None or not decoder.bonus or decoder.capacity > _MOST:
-            return None
         text = self.texts[index]
-        truth, accepted, proposed, at = text.tokens, [], 0, 1
+        if isinstance(decoder, DraftThenVerify) and decoder.read != "aligned":
+            return self._sequential(index, text, decoder)
+        if isinstance(decoder, PromptLookup):
+            return self._copied(index, text, decoder)
+        if isinstance(decoder, DASWave) and decoder.rounds <= self.rounds and decoder.capacity <= _MOST:
+            return self._refining(index, text, decoder)
+        return None
+
+    def _sequential(self, index: int, text: Any, decoder: DraftThenVerify) -> Outcome:
+        own = Text(text.tokens[1:], text.limit, text.eos)
+
+        def drafts(anchor: int, most: int) -> list[int]:
+            if index not in self._chains:
+                self._chains[index] = Chains(self._whole(index).session, self._ids[index], text.prompt_length)
+            return self._chains[index].drafts(decoder.read, decoder.draft_depth, anchor, most)
+
+        return block_counts(drafts, own, text.depth, decoder.draft_depth, decoder.block, reuse=False)
+
+    def _copied(self, index: int, text: Any, decoder: PromptLookup) -> Outcome:
+        ids, first = self._ids[index], text.prompt_length
+        prelude = readout = rows = proposed = 0
+        widths: Counter[int] = Counter()
+        accepted, at = [], 1
+        while at < len(text.tokens):
+            drafts = lookup(ids[: first + at], decoder.ngram, min(decoder.block, text.limit - at - 1))
+            ends = next((i for i, token in enumerate(drafts) if token in text.eos), None)
+            drafts = drafts if ends is None else drafts[: ends + 1]
+            verified = len(drafts) + (ends is None)
+            right = next((i for i, (a, b) in enumerate(zip(drafts, text.tokens[at:])) if a != b), min(len(drafts), len(text.tokens) - at))
+            proposed += right + (right < len(drafts) and at + right < len(text.tokens))
+            if drafts:
+                accepted.append(right)
+            widths[verified] += text.depth
+            prelude, readout, rows = prelude + 1, readout + 1, rows + verified * text.depth
+            at += min(right + 1, verified)
+        return Outcome(sum(widths.values()), prelude, readout, rows, proposed, sum(accepted), accepted, {}, dict(sorted(widths.items())))
+
+    def _refining(self, index: int, text: Any, decoder: DASWave) -> Outcome:
+        truth, at, proposed = text.tokens, 1, 0
+        accepted: list[int] = []
+        rounds: list[int] = []
+        cuts: list[int | None] = []
+        widths: Counter[float] = Counter()
+        spared = [0, 0]  # calls and rows that frozen states leave out
         while at < len(truth):
             most = min(decoder.capacity, text.limit - at - 1)
             if most == 0:
+                widths[1] += text.depth
                 at += 1
                 continue
-            width = decoder.width(decoder.rounds - 1, most)
-            guesses = self._refined(index, text.prompt_length + at - 1, decoder)[decoder.rounds - 1][:width]
-            right = next((i for i, (guess, token) in enumerate(zip(guesses, truth[at:])) if guess != token), min(width, len(truth) - at))
-            ended = at + right >= len(truth)  # the text ends among the accepted
-            proposed += right + (right < width and not ended)
+            history = self._refined(index, text.prompt_length + at - 1, most, decoder)
+            j = _stop(decoder, [r.guesses for r in history], most, truth[at - 1])
+            guesses = history[j - 1].guesses[: decoder.width(j - 1, most)]
+            ends = next((i + 1 for i, token in enumerate(guesses) if token in text.eos), None)
+            guesses = guesses[:ends]
+            right = next((i for i, (guess, token) in enumerate(zip(guesses, truth[at:])) if guess != token), min(len(guesses),
+                                                                                                                 len(truth) - at))
+            proposed += right + (right < len(guesses) and at + right < len(truth))
             accepted.append(right)
-            at += right + 1
-        counts = das_wave_counts(accepted, len(truth), text.depth, decoder.rounds, decoder.updates, decoder.capacity, decoder.initial_width,
-                                 growth=decoder.growth, limit=text.limit)
-        exact = self.core.config.injects or decoder.carry is False  # frozen rows leave calls out once all are frozen
-        cut = len(truth) < text.limit
-        return Outcome(counts.recur, counts.prelude, counts.readout, counts.rows, proposed, sum(accepted), accepted, {},
-                       _widths(decoder, accepted, len(truth), text.limit, text.depth), exact, exact and not cut,
-                       "" if exact and not cut else "frozen rows, or an end of text, may leave calls or rows out")
+            rounds.append(j)
+            cuts.append(ends)
+            full = [decoder.width(i, most) for i in range(j)]
+            if self._freezes(decoder):
+                spared[0] += j * decoder.updates - history[j - 1].calls
+                spared[1] += decoder.updates * sum(full) - history[j - 1].rows
+                steps = zip([(0, 0), *((r.calls, r.rows) for r in history)], history[:j])
+                for n, m in ((now.calls - calls, now.rows - rows) for (calls, rows), now in steps):
+                    widths[m // n if n and m % n == 0 else m / max(n, 1)] += n
+            else:
+                for width in full:
+                    widths[width] += decoder.updates
+            verified = full[-1] + decoder.bonus if ends is None else ends
+            widths[verified] += text.depth
+            at += min(right + 1, verified)
+        counts = das_wave_counts(accepted, len(truth), text.depth, rounds, decoder.updates, decoder.capacity, decoder.initial_width,
+                                 decoder.growth, decoder.bonus, text.limit, cuts)
+        return Outcome(counts.recur - spared[0], counts.prelude, counts.readout, counts.rows - spared[1], proposed, sum(accepted), accepted,
+                       {}, dict(sorted((+widths).items())))
 
-    def _refined(self, index: int, anchor: int, decoder: DASWave) -> list[list[int]]:
-        """The guesses after every round from one anchor."""
-        kind = _Kind(decoder.updates, decoder.read, decoder.carry, decoder.initial_width, decoder.growth)
+    def _freezes(self, decoder: DASWave) -> bool:
+        return decoder.carry is None and not self.core.config.injects
+
+    def _refined(self, index: int, anchor: int, most: int, decoder: DASWave) -> list[_Round]:
+        """The rounds from one anchor, at least as many as the decoder has."""
+        frozen = self._freezes(decoder)
+        kind = _Kind(decoder.updates, decoder.read, decoder.carry, decoder.initial_width, decoder.growth, most if frozen else _MOST)
         made = self._made.setdefault((index, kind), {})
         if len(made.get(anchor, ())) < decoder.rounds:  # no more rounds than are asked for: few rounds start from many anchors
-            session, whole = self._session(index)
+            whole = self._whole(index)
+            session = whole.session
             session.tokens, session.cache.length = self._ids[index][: anchor + 1], anchor
             injects = session.core.config.injects
             carry = injects if decoder.carry is None else decoder.carry
             deepest = DASWave(decoder.rounds, kind.updates, _MOST, kind.initial_width, kind.read, kind.carry, kind.growth)
-            most, policy = min(_MOST, session.cache.capacity - anchor), ReadPolicy.named(kind.read, session.depth)
-            history: list[list[int]] = []
-            steps = deepest._refine(session, anchor, most, policy, carry, decoder.carry is None and not carry, history)
+            policy, history = ReadPolicy.named(kind.read, session.depth), _Rounds(session)
+            steps = deepest._refine(session, anchor, min(kind.most, session.cache.capacity - anchor), policy, carry, frozen, history)
             for _ in advance(session, steps):
                 pass
-            session.cache.length = session.cache.capacity
-            for name, kept in session.cache.materialised().items():  # what the drafts wrote there is no part of the text
-                kept[..., anchor : anchor + _MOST, :] = whole[name][..., anchor : anchor + _MOST, :]
+            whole.restore(anchor)
+            session.tokens = self._ids[index]
             made[anchor] = history
         return made[anchor]
 
-    def _session(self, index: int) -> tuple[Session, dict[str, torch.Tensor]]:
-        """A session whose cache holds the whole text at every depth, and a copy of what it holds."""
-        if index not in self._sessions:
-            self._sessions.clear()  # one text's cache at a time
-            start_state, seed = self._options
-            ids = self._ids[index]
-            spare = min(_MOST, self.core.config.context - len(ids)) + 1
-            session = Session(self.core, ids, spare, self.texts[index].depth, seed, (), start_state)
-            for _ in advance(session, session.prefill()):
-                pass
-            session.cache.length = session.cache.capacity
-            self._sessions[index] = session, {name: t.clone() for name, t in session.cache.materialised().items()}
-        return self._sessions[index]
+    def _whole(self, index: int) -> _Whole:
+        if self._open is None or self._open[0] != index:
+            self._chains.clear()  # one text's cache at a time
+            self._open = None
+            self._open = index, _Whole(self.core, self._ids[index], self.texts[index].depth, *self._options)
+        return self._open[1]
 
 
-def _widths(decoder: DASWave, accepted: Sequence[int], tokens: int, limit: int, depth: int) -> dict[int, int]:
-    """Block calls by rows per call."""
-    widths: Counter[int] = Counter()
-    at, blocks = 1, iter(accepted)
-    while at < tokens:
-        most = min(decoder.capacity, limit - at - 1)
-        if most == 0:
-            widths[1] += depth
-            at += 1
-            continue
-        for j in range(decoder.rounds):
-            widths[decoder.width(j, most)] += decoder.updates
-        widths[decoder.width(decoder.rounds - 1, most) + 1] += depth
-        at += next(blocks) + 1
-    return dict(widths)
+def _stop(decoder: DASWave, guesses: Sequence[Sequence[int]], most: int, first: int) -> int:
+    """After how many rounds the decoder stops refining: all of them, or where its guesses have been stable for long enough."""
+    calm = 0
+    before = [first]
+    for j in range(decoder.rounds):
+        width = decoder.width(j, most)
+        now = [first, *guesses[j][:width]]
+        calm = calm + 1 if j and now[: len(before)] == before[: width + 1] else 0
+        if decoder.stable is not None and calm >= decoder.stable:
+            return j + 1
+        before = now
+    return decoder.rounds

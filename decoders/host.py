@@ -7,6 +7,7 @@ decodes are timed whole; what is left after the calls they made, at the sweep's 
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,12 @@ if TYPE_CHECKING:
 FEATURES = ("tick", "row", "readout", "prelude")  # of each, seconds of host time per one
 
 
-def time_decodes(core: LoopedCore, prefix_length: int, new_tokens: int = 24, repeats: int = 3, seed: int = 0) -> list[Generation]:
-    """The fastest of `repeats` decodes of random tokens by each of a few decoders, orders alternated."""
+def time_decodes(core: LoopedCore, prefix_length: int, new_tokens: int = 24, repeats: int = 3, seed: int = 0,
+                 seconds: float = float("inf")) -> list[Generation]:
+    """The fastest of `repeats` decodes of random tokens by each of a few decoders, orders alternated.
+
+    seconds: no further round is begun after so many, once each has been timed.
+    """
     draw = torch.Generator().manual_seed(seed)
     prompt = torch.randint(0, core.config.vocab_size, (prefix_length,), generator=draw).tolist()
     depth = core.config.depth
@@ -35,7 +40,10 @@ def time_decodes(core: LoopedCore, prefix_length: int, new_tokens: int = 24, rep
     if depth > 1:
         decoders += [Wavefront(1), Wavefront(1, redraft=1), DraftThenVerify(1, 8), DraftThenVerify(1, 4, "deep_kv"), DASWave(6, 1)]
     best: dict[str, Generation] = {}
+    begin = time.perf_counter()
     for turn in range(repeats + 1):  # the first pays for set-up
+        if turn > 1 and time.perf_counter() - begin > seconds:
+            break
         for i in range(len(decoders)):
             decoder = decoders[(i + turn) % len(decoders)]
             got = decoder.generate(core, prompt, new_tokens, seed=seed)

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from decoders.autoregressive import Autoregressive
-from decoders.das_wave import DASWave
 from decoders.decoder import Decoder
 from decoders.draft_then_verify import DraftThenVerify
 from decoders.loopspec import LoopSpec
@@ -69,7 +68,11 @@ def replay(model: Any, prompts: Iterable[Any], max_new_tokens: int = 64, *, task
 
 
 def predict_from_replay(table: ReplayResult, decoders: Sequence[Decoder], refinements: Refinements | None = None) -> ReplayPrediction:
-    """What each decoder will count on each prompt of the table. refinements: blocks of the same texts, which DAS-Wave is read from."""
+    """What each decoder will count on each prompt of the table.
+
+    refinements: drafts of the same texts, for decoders whose
+    drafts are not the target's own early readings.
+    """
     import pandas as pd
 
     nan, rows = float("nan"), []
@@ -77,8 +80,9 @@ def predict_from_replay(table: ReplayResult, decoders: Sequence[Decoder], refine
         name, task = part.model.iloc[0], part.task.iloc[0]
         for decoder in decoders:
             fixed = (name, task, prompt, decoder.label, len(text.tokens))
-            refined = refinements is not None and isinstance(decoder, DASWave)
-            got = refinements.outcome(index, decoder) if refined else replayed(text, decoder)
+            got = replayed(text, decoder)
+            if got is None and refinements is not None:
+                got = refinements.outcome(index, decoder)
             if got is None:
                 rows.append((*fixed, *[nan] * 9, False, False, _NO_REPLAY))
                 continue

@@ -44,7 +44,8 @@ class Text:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Predicted counts after prefill, as decoders.generation.Generation counts them. widths: block calls by rows per call.
+    """Predicted counts after prefill, as decoders.generation.Generation counts them. widths: block calls by rows per call; branched:
+    those of them in which two rows stood at one position.
 
     exact: whether recur, proposed, accepted and runs are; rows_exact: whether rows, widths, prelude and readout are; note: why not.
     """
@@ -61,6 +62,7 @@ class Outcome:
     exact: bool = True
     rows_exact: bool = True
     note: str = ""
+    branched: dict[int, int] = field(default_factory=dict)
 
 
 def rereading(depths: Sequence[int], full: int) -> Branching:
@@ -111,9 +113,20 @@ def wave(histories: Sequence[History], text: Text, full: int, depths: Sequence[i
     lanes = Counter({(s, s + full): 1 for s in born}) + side.lives
     reads = {s + full for s in born} | {s + d for i, s in enumerate(born) if i < text.drafting for d in depths} | side.reads
     widths = _widths(lanes, end)
+    branched = Counter(widths[tick] for tick in _branching(side.beside, born, full, end))
     preludes = len({start for start, _ in lanes})  # lanes that are born together share a call
     return Outcome(end, preludes, len(reads), sum(widths), len(accepts), sum(accepts.values()), runs_of(accepts), accepts,
-                   dict(sorted(Counter(widths).items())), True, side.exact, "; ".join(side.notes))
+                   dict(sorted(Counter(widths).items())), True, side.exact, "; ".join(side.notes), dict(sorted(branched.items())))
+
+
+def _branching(beside: Sequence[Counter], born: Sequence[int], full: int, end: int) -> set[int]:
+    """Ticks (from 0) in which two lanes run at one index. beside: of each index, the lanes that are dropped."""
+    ticks: set[int] = set()
+    for i, lives in enumerate(beside):
+        if lives:
+            main = Counter({(born[i], born[i] + full): 1}) if i < len(born) else Counter()
+            ticks |= {tick for tick, n in enumerate(_widths(lives + main, end)) if n > 1}
+    return ticks
 
 
 def most_lanes(histories: Sequence[History], text: Text, full: int, depths: Sequence[int], children: Branching) -> int:
@@ -130,6 +143,7 @@ class _Side:
     """Lanes that are dropped: (start, dropped) -> how many; `most`: how many at most, whatever they say."""
 
     lives: Counter = field(default_factory=Counter)
+    beside: list[Counter] = field(default_factory=list)  # the same by index
     most: Counter = field(default_factory=Counter)
     reads: set[int] = field(default_factory=set)
     notes: tuple[str, ...] = ()
@@ -148,6 +162,7 @@ def _side_lanes(histories: Sequence[History], text: Text, full: int, depths: Seq
     anything = list(range(UNKNOWN - len(depths), UNKNOWN))  # a history in which every read says something new
     for i in range(max(text.limit - 1, 0)):
         side.lives.update(now)
+        side.beside.append(now)
         side.most.update(now_most)
         behind: Counter = Counter()
         behind_most: Counter = Counter()
@@ -222,15 +237,22 @@ class Block(NamedTuple):
     rows: int
 
 
-def blocks(drafts: Sequence[int], text: Text, size: int) -> list[Block]:
-    """Draft-then-verify in blocks of K = min(size, remaining - 1), cut behind a drafted end of text."""
+Chain = Callable[[int, int], Sequence[int]]  # (anchor, how many at most) -> drafts of a block from there
+
+
+def blocks(drafts: Sequence[int] | Chain, text: Text, size: int) -> list[Block]:
+    """Draft-then-verify in blocks of K = min(size, remaining - 1), cut behind a drafted end of text.
+
+    drafts: of every lane, where they are the same in any block; else the drafts of a block by its anchor, which must be the decoder's
+    own up to the first wrong one.
+    """
     out, anchor = [], 0
     while anchor < len(text.truth):
-        most = min(size, text.limit - anchor - 2)
-        ended = next((j + 1 for j in range(max(most, 0)) if anchor + j < len(drafts) and drafts[anchor + j] in text.eos), None)
-        right = 0
-        while right < most and anchor + right < len(text.truth) and drafts[anchor + right] == text.truth[anchor + right]:
-            right += 1
+        most = max(min(size, text.limit - anchor - 2), 0)
+        own = (drafts(anchor, most) if most else []) if callable(drafts) else drafts[anchor : anchor + most]
+        truth = text.truth[anchor:]
+        ended = next((j + 1 for j, token in enumerate(own) if token in text.eos), None)
+        right = next((j for j, (draft, token) in enumerate(zip(own, truth)) if draft != token), min(len(own), len(truth), most))
         if ended is not None and ended > right + 1:
             ended = None  # lanes behind a wrong draft say something else
         count = most if ended is None else ended
@@ -242,14 +264,14 @@ def blocks(drafts: Sequence[int], text: Text, size: int) -> list[Block]:
     return out
 
 
-def block_counts(drafts: Sequence[int], text: Text, full: int, draft_depth: int, size: int) -> Outcome:
-    """Draft-then-verify with aligned reads; drafts[i]: of lane i at `draft_depth`."""
+def block_counts(drafts: Sequence[int] | Chain, text: Text, full: int, draft_depth: int, size: int, reuse: bool = True) -> Outcome:
+    """Draft-then-verify; drafts as for `blocks`, made at `draft_depth`. reuse: aligned reads, whose states verification goes on from."""
     recur = prelude = readout = rows = 0
     widths: Counter = Counter()
     accepts: dict[int, bool] = {}
     runs, uncertain = [], False
     for block in blocks(drafts, text, size):
-        alone, together = block.rows * draft_depth, full - draft_depth
+        alone, together = (block.rows * draft_depth, full - draft_depth) if reuse else (block.drafts * draft_depth, full)
         if block.drafts == 0:
             alone, together = full, 0
         recur, rows = recur + alone + together, rows + alone + together * block.rows

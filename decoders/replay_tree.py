@@ -31,6 +31,7 @@ class _Lane:
 def capped_tree(histories: Sequence[History], text: Text, full: int, depths: Sequence[int], most_lanes: int, note: str = "") -> Outcome:
     """A tree of branches at full depth T that never holds more than `most_lanes` lanes; nearer positions propose first."""
     widths: Counter = Counter()
+    branched: Counter = Counter()
     accepts: dict[int, bool] = {}
     prelude = readout = 0
     lanes: list[_Lane] = []
@@ -41,6 +42,7 @@ def capped_tree(histories: Sequence[History], text: Text, full: int, depths: Seq
         for lane in lanes:
             lane.depth += 1
         widths[len(lanes)] += 1
+        branched[len(lanes)] += len({lane.index for lane in lanes}) < len(lanes)
         root, born = lanes[0], []
         verify = root.depth == full
         drafting = [lane for lane in lanes if lane.depth in depths and lane.index < text.drafting]
@@ -68,4 +70,4 @@ def capped_tree(histories: Sequence[History], text: Text, full: int, depths: Seq
             if not ends:
                 born.append(_Lane(lane.index + 1, token, lane))
     return Outcome(widths.total(), prelude, readout, sum(w * n for w, n in widths.items()), len(accepts), sum(accepts.values()),
-                   runs_of(accepts), accepts, dict(sorted(widths.items())), False, False, note)
+                   runs_of(accepts), accepts, dict(sorted(widths.items())), False, False, note, dict(sorted((+branched).items())))

@@ -1,3 +1,5 @@
+import numpy as np
+import pandas as pd
 import pytest
 
 from decoders.calibrate import Calibration, calibrate
@@ -11,9 +13,10 @@ def test_the_sweep_measures_every_part_at_every_row_count(random_core, family, t
     cells = set(map(tuple, result.frame[["part", "shape", "rows"]].drop_duplicates().to_numpy().tolist()))
     assert {("recur", "chain", n) for n in (1, 2, 4, 16)} <= cells
     assert {("recur", "wave", n) for n in (1, 2, 4)} <= cells and ("recur", "wave", 16) not in cells  # T = 8
-    assert {("prelude", "chain", 1), ("readout", "chain", 16), ("readout", "at", 2)} <= cells
+    assert {("prelude", "chain", 1), ("readout", "chain", 16), ("readout", "at", 2), ("recur", "tree", 16)} <= cells
     swept, host = result.frame[result.frame.part != "host"], result.frame[result.frame.part == "host"]
-    assert (swept.groupby(["part", "shape", "rows"]).size() == 3).all() and (swept.seconds > 0).all()
+    assert (swept.groupby(["part", "shape", "rows", "prefix_length"]).size() == 3).all() and (swept.seconds > 0).all()
+    assert swept.groupby(["part", "shape", "rows"]).prefix_length.unique().map(sorted).map(list).map(lambda x: x == [10, 30]).all()
     assert sorted(host["shape"]) == ["prelude", "readout", "row", "tick"] and (host.seconds >= 0).all()
     assert result.meta["depth"] == 8 and result.meta["injects"] == (family == "huginn")
     result.save(tmp_path)
@@ -26,8 +29,6 @@ def test_seconds_are_medians_with_straight_lines_between(timing):
     assert table.seconds("recur", 3) == pytest.approx(1.5) and table.seconds("recur", 40) == pytest.approx(10.75)
     frame = table.frame.copy()
     spoiled = frame.assign(seconds=1000.0, repeat=1).head(1)
-    import pandas as pd
-
     three = pd.concat([frame, frame.assign(repeat=2), spoiled])
     assert Calibration(three).seconds("recur", 1) == 1  # one interrupted observation does not move the median
     low, high = Calibration(three).spread("recur", 1)
@@ -43,6 +44,52 @@ def test_an_unmeasured_shape_is_read_as_a_chain_and_an_unknown_part_is_refused(t
 def test_a_short_context_shortens_the_prefix(random_core):
     result = calibrate(random_core("ouro", context=30), prefix_length=500, rows=(1, 2, 8), repeats=1, host=False)
     assert result.frame.prefix_length.unique().tolist() == [22]
+    given = calibrate(random_core("ouro", context=30), prefix_length=(5, 9), rows=(1, 2), repeats=1, host=False)
+    assert sorted(given.frame.prefix_length.unique()) == [5, 9] and given.meta["prefix_length"] == given.length == 7
+    with pytest.raises(SettingError, match="at least 1"):
+        calibrate(random_core("ouro"), prefix_length=0)
+
+
+def swept(cells: dict[tuple[str, str, int, int], list[float]]) -> Calibration:
+    """(part, shape, prefix length, rows) -> the seconds of every round."""
+    rows = [("m", part, shape, n, length, s, i) for (part, shape, length, n), seconds in cells.items() for i, s in enumerate(seconds)]
+    return Calibration(pd.DataFrame(rows, columns=list(Calibration.columns)), {"depth": 8, "injects": True})
+
+
+def test_a_longer_prefix_costs_what_lies_on_the_line_through_the_two_that_were_measured():
+    table = swept({("recur", "chain", length, n): [base + n] for length, base in ((64, 1.0), (192, 3.0)) for n in (1, 4)})
+    assert table.seconds("recur", 1, length=64) == 2 and table.seconds("recur", 1, length=192) == 4
+    assert table.seconds("recur", 1) == 3 == table.seconds("recur", 1, length=128)  # without a length: the middle
+    assert table.seconds("recur", 1, length=256) == 5 and table.seconds("recur", 1, length=0) == 1
+    assert table.seconds("recur", 2, length=128) == 4 and table.seconds("recur", 6, length=64) == 7
+    noisy = swept({("recur", "chain", length, 1): [seconds] for length, seconds in ((64, 2.0), (192, 1.0))})
+    assert noisy.seconds("recur", 1, length=1000) == 1, "a prefix that seems to cost less is not followed until it is free"
+
+
+def test_trees_have_a_price_of_their_own():
+    table = swept({("recur", "chain", 64, 1): [1.0], ("recur", "wave", 64, 2): [2.0], ("recur", "tree", 64, 2): [7.0],
+                   ("readout", "chain", 64, 1): [0.0], ("prelude", "chain", 64, 1): [0.0]})
+    assert table.has("recur", "tree") and not table.has("recur", "ring")
+    assert table.cost({1: 3, 2: 4}, 0, 0, "LoopSpec d1=1 d2=2", branched={2: 1}) == 3 * 1 + 3 * 2 + 7
+    assert table.cost({1: 3, 2: 4}, 0, 0, "LoopSpec d1=1 d2=2") == 3 * 1 + 4 * 2
+
+
+def test_the_sweep_says_how_uncertain_it_is():
+    draw = np.random.default_rng(0)
+    steady, shaky = (swept({("recur", "chain", 64, n): (1 + spread * draw.standard_normal(40)).tolist() for n in (1, 8)})
+                     for spread in (0.01, 0.3))
+    (low, high), (lower, higher) = steady.interval("recur", 3), shaky.interval("recur", 3)
+    assert low <= steady.seconds("recur", 3) <= high and lower <= shaky.seconds("recur", 3) <= higher
+    assert higher - lower > 5 * (high - low) > 0
+    once = swept({("recur", "chain", 64, 1): [2.0]})
+    assert once.interval("recur", 1) == (2.0, 2.0)
+
+
+def test_a_price_times_the_medians_is_the_cost(timing):
+    table = timing(recur=2.0, prelude=1.0, readout=3.0, per_row=0.5)
+    what = ({1: 10, 3: 4}, 6, 2, "WFD d=1")
+    assert sum(n * table.medians[cell] for cell, n in table.price(*what).items()) == pytest.approx(table.cost(*what))
+    assert table.cost(*what) == pytest.approx(10 * 2 + 4 * 3 + 6 * 3 + 2)
 
 
 def test_what_the_calls_leave_unexplained_is_laid_on_ticks_rows_readouts_and_preludes(random_core, timing):
