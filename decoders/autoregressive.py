@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from decoders.calls import Steps
 from decoders.decoder import Decoder, at_least
 from decoders.generation import APPROXIMATE, LOSSLESS, LOSSY
@@ -53,17 +55,19 @@ class Autoregressive(Decoder):
             state = yield session.recur(state, x, rows)
             session.ran(rows)
             if rule.reads:
-                request = session.read(state, rows)
+                request = session.read(state, rows, on_device=True)
                 token = yield request
             stop, memory = rule.update(memory, state, before, request.logits[None] if rule.reads else None, session.core)
-            if bool(stop):
+            # The host must know whether to go on: with the token, where the rule has read one, so that it waits once.
+            stops, *tokens = session.to_host(torch.cat((stop.view(1).long(), token)) if rule.reads else stop.view(1))
+            if stops:
                 break
         if not rule.reads:
-            token = yield session.read(state, rows)
+            tokens = yield session.read(state, rows)
         if r < session.depth:
             session.cache.fill_deeper([position], r)
         session.cache.commit(position + 1)
-        session.commit(int(token))
+        session.commit(tokens[0])
 
 
 def fidelity_of(slots: int | None, rule: ExitRule | None) -> tuple[str, str]:
@@ -84,9 +88,9 @@ def step(session: Session) -> Steps:
         rows = Chain(position, 1, r)
         state = yield session.recur(state, x, rows)
         session.ran(rows)
-    token = yield session.read(state, Chain(position, 1, session.depth))
+    tokens = yield session.read(state, Chain(position, 1, session.depth))
     session.cache.commit(position + 1)
-    session.commit(int(token))
+    session.commit(tokens[0])
 
 
 def verify_block(session: Session, drafts: Sequence[int], bonus: bool = True) -> Steps:
@@ -105,4 +109,4 @@ def verify_block(session: Session, drafts: Sequence[int], bonus: bool = True) ->
         state = yield session.recur(state, x, rows)
         session.ran(rows)
     proposals = [list(drafts[i : i + 1]) for i in range(len(inputs))]
-    session.settle(drafts, (yield session.read(state, rows, TARGET, proposals)).tolist())
+    session.settle(drafts, (yield session.read(state, rows, TARGET, proposals)))

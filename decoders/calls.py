@@ -2,7 +2,7 @@
 
     x = yield session.embed(tokens, rows)            prelude
     state = yield session.recur(state, x, rows)      one recurrence
-    tokens = yield session.read(state, rows)         readout, and a token chosen for every row
+    tokens = yield session.read(state, rows)         readout, and a token chosen for every row: the host waits here, and only here
 
 `advance` runs one sequence. `advance_together` runs many at once: whatever their decoders are doing, recurrences that wait
 at the same time become one block call over the rows of all of them. A decoder is written for one sequence and knows nothing of it.
@@ -57,7 +57,7 @@ class Recur:
 
 @dataclass(slots=True)
 class Read:
-    """state [1, n, d_model] -> token ids [n] (int64)."""
+    """state [1, n, d_model] -> n token ids, on the host unless `on_device`."""
 
     session: Session
     rows: Rows
@@ -65,12 +65,14 @@ class Read:
     state: Tensor
     drafts: Sequence[Sequence[int]]
     keys: Sequence[Any] | None
+    on_device: bool = False
     logits: Tensor | None = None  # [n, vocab], once it has run
 
-    def run(self) -> Tensor:
+    def run(self) -> list[int] | Tensor:
         s = self.session
         self.logits = s.core.read(self.state, self.rows, s.cache, s.tap_as(self.role))[0]
-        return s.choose(self.logits, self)
+        tokens = s.choose(self.logits, self)
+        return tokens if self.on_device else s.to_host(tokens)
 
 
 Request = Union[Embed, Recur, Read]
@@ -159,4 +161,10 @@ def _run_together(requests: list, found: list[int], groups: dict[tuple[int, ...]
     logits = core.read(states, rows, cache, tap)[0].split(counts)
     for r, own in zip(requests, logits):
         r.logits = own
-    return [r.session.choose(r.logits, r) for r in requests]
+    answers: list = [r.session.choose(r.logits, r) for r in requests]
+    waited = [i for i, r in enumerate(requests) if not r.on_device]
+    if waited:
+        read = first.to_host_together([requests[i].session for i in waited], [answers[i] for i in waited])
+        for i, tokens in zip(waited, read):
+            answers[i] = tokens
+    return answers

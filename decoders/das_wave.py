@@ -78,13 +78,17 @@ class DASWave(Decoder):
                 history: list[list[int]] | None = None) -> Steps:
         """Up to J rounds from the anchor -> guesses y_1..y_W, cut behind the first EOS. history: gets the guesses of every round."""
         first = session.tokens[-1]
+        # Guesses stay on the device until the last round, unless something on the host depends on what they are.
+        looks = freeze or self.stable is not None or history is not None
         tokens = torch.tensor([[first]], device=session.core.device)  # z_0.., z_0 the anchor
-        state, counts, embedded, calm = None, [], tokens[:, :0], 0
+        known, embedded = [first], []  # the same on the host, where it looks, and what was embedded last
+        state, counts, calm = None, [], 0
         for j in range(self.rounds):
-            width, before = self.width(j, most), tokens
+            width, before = self.width(j, most), known
             if tokens.shape[1] < width:  # a joining position's first guess repeats the anchor, unless one was seeded
                 tokens = torch.cat((tokens, tokens.new_full((1, width - tokens.shape[1]), first)), 1)
             tokens, rows = tokens[:, :width], Chain(anchor, width)
+            now = [*known, *[first] * width][:width]
             x = yield session.embed(tokens, rows, DRAFT)
             fresh = session.start(x, rows)
             if state is None or not (carry or freeze):
@@ -92,23 +96,30 @@ class DASWave(Decoder):
             else:
                 old = state.shape[1]
                 state, counts = torch.cat((state, fresh[:, old:]), 1), counts + [0] * (width - old)
-                if freeze:
-                    changed = (tokens[:, :old] != embedded).nonzero()[:, 1].tolist()
-                    for i in changed:
-                        state[:, i], counts[i] = fresh[:, i], 0
-            embedded = tokens
+                changed = [i for i in range(old) if now[i] != embedded[i]] if freeze else []
+                if changed:
+                    state[:, changed] = fresh[:, changed]
+                    counts = [0 if i in changed else r for i, r in enumerate(counts)]
+            embedded = now
             for _ in range(self.updates):
                 state, counts = yield from self._advance(session, state, x, anchor, counts, policy, freeze)
-            following = yield session.read(state, Chain(anchor, width), GUESS)  # shifted readout; the last one seeds the next position
-            tokens = torch.cat((tokens[:, :1], following[None]), 1)
+            waits = looks or j == self.rounds - 1
+            # A shifted readout: the last guess seeds the next position.
+            following = yield session.read(state, Chain(anchor, width), GUESS, on_device=not waits)
+            if not waits:
+                tokens = torch.cat((tokens[:, :1], following[None]), 1)
+                continue
+            known = [first, *following]
+            if j < self.rounds - 1:
+                tokens = torch.tensor([known], device=session.core.device)
             if history is not None:
-                history.append(tokens[0, 1:].tolist())
+                history.append(list(following))
             if self.stable is not None:
-                calm = calm + 1 if j and torch.equal(tokens[:, : before.shape[1]], before[:, : width + 1]) else 0
+                calm = calm + 1 if j and known[: len(before)] == before[: width + 1] else 0
                 if calm >= self.stable:
                     break
         session.rounds.append(j + 1)
-        guesses = tokens[0, 1:].tolist()
+        guesses = known[1:]
         for i, token in enumerate(guesses):
             session.event(anchor + 1 + i, counts[i], "draft", token)
         ends = [i for i, token in enumerate(guesses) if token in session.eos]
@@ -145,4 +156,4 @@ def _together(anchor: int, depths: tuple[int, ...], device) -> Forest:
     n = len(depths)
     at = torch.arange(anchor, anchor + n, device=device)
     ancestors = torch.ones(n, n, dtype=torch.bool, device=device).tril()
-    return Forest(at, torch.full((n,), anchor, device=device), ancestors, depths)
+    return Forest(at, torch.full((n,), anchor, device=device), ancestors, depths, anchor)

@@ -54,7 +54,7 @@ class DraftThenVerify(Decoder):
             state = yield session.recur(state, x, rows)
             session.ran(rows)
         proposals = [drafts[i : i + 1] for i in range(count)]
-        targets = (yield session.read(state, rows, TARGET, proposals)).tolist()
+        targets = yield session.read(state, rows, TARGET, proposals)
         session.settle(drafts, targets)
 
     def _draft(self, session: Session, anchor: int, size: int, policy: ReadPolicy) -> Steps:
@@ -74,7 +74,7 @@ class DraftThenVerify(Decoder):
                 states.append(state)
             if i == size:
                 break
-            token = int((yield session.read(state, Chain(position, 1, self.draft_depth), DRAFT)))
+            token = (yield session.read(state, Chain(position, 1, self.draft_depth), DRAFT))[0]
             drafts.append(token)
             session.event(position + 1, self.draft_depth, "draft", token)
             if token in session.eos:

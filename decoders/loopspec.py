@@ -94,11 +94,12 @@ class LoopSpec(Decoder):
                 continue
             picked = [i for i, _, _ in reads]
             request = session.read(state[:, picked], self._rows(lanes, [lane for _, lane, _ in reads], front, reading=True),
-                                   [role for _, _, role in reads], [root.drawn], [id(lane) for _, lane, _ in reads])
-            chosen = yield request
-            tokens, weights = chosen.tolist(), [1.0] * len(reads)
+                                   [role for _, _, role in reads], [root.drawn], [id(lane) for _, lane, _ in reads], bool(self.gate))
+            tokens, weights = (yield request), [1.0] * len(reads)
             if self.gate:
-                weights = request.logits.double().softmax(-1).gather(-1, chosen[:, None])[:, 0].tolist()
+                likely = request.logits.double().softmax(-1).gather(-1, tokens[:, None])[:, 0]
+                both = session.to_host(torch.cat((tokens.double(), likely)))  # one wait for tokens and weights
+                tokens, weights = [int(t) for t in both[: len(reads)]], both[len(reads) :]
             if verify:
                 target = tokens[0]
                 session.cache.commit(front + 1)

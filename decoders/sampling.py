@@ -144,8 +144,9 @@ class Rejection(Greedy):
         n, vocab = left.shape
         tokens = torch.full((n,), -1, device=left.device)
         for rank in range(max(map(len, drafts), default=0)):
-            x = torch.tensor([d[rank] if len(d) > rank else -1 for d in drafts], device=left.device)
-            q = torch.stack([self._law(key, rank, int(t), left) for key, t in zip(keys, x)])
+            proposed = [d[rank] if len(d) > rank else -1 for d in drafts]
+            x = torch.tensor(proposed, device=left.device)
+            q = torch.stack([self._law(key, rank, token, left) for key, token in zip(keys, proposed)])
             at = x.clamp(min=0)[:, None]
             u = keyed_uniform(self.seed, 0, positions, 1, _ACCEPT + rank, left.device)
             open_ = (tokens < 0) & (x >= 0)

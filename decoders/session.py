@@ -57,6 +57,7 @@ class Session:
         self.seed, self.start_state = seed, start_state
         self.chooser = chooser(sampling, seed)
         self._greedy = type(self.chooser) is Greedy
+        self._doubts: list[tuple[Tensor, Read]] = []  # which rows' logits were NaN, of readouts the host has not asked about
         self.cache = self.core.make_cache(capacity, self.depth, slots=slots, spare=spare)
         self.tokens: list[int] = self.prompt.tolist()
         self.finished = False
@@ -96,24 +97,23 @@ class Session:
         return Recur(self, rows, role, state, x, policy)
 
     def read(self, state: Tensor, rows: Rows, role: Role = TARGET, drafts: Sequence[Sequence[int]] | None = None,
-             keys: Sequence[Hashable] | None = None) -> Read:
-        """A readout; gives the tokens [n] (int64) chosen for the rows, lowest index on ties.
+             keys: Sequence[Hashable] | None = None, on_device: bool = False) -> Read:
+        """A readout; gives the n tokens chosen for the rows, lowest index on ties: the one thing that the host waits for.
 
         drafts: for each TARGET row, in order, the proposals for its token; it accepts one by being equal to it. keys: what a
         draft is remembered by until it is judged; default: its position. The request keeps the `logits` [n, vocab] it gave.
-        Raises NumericsError where they are NaN.
+        on_device: give a tensor [n] (int64) that nobody waits for, in place of a list.
+        Raises NumericsError where they are NaN; of a tensor's, when the host reads next.
         """
-        return Read(self, rows, role, state, () if drafts is None else drafts, keys)
+        return Read(self, rows, role, state, () if drafts is None else drafts, keys, on_device)
 
     def choose(self, logits: Tensor, read: Read) -> Tensor:
-        """The token of every row, from logits [n, vocab]."""
+        """The token of every row [n] (int64), from logits [n, vocab]. Whether they are NaN is left to `to_host`."""
         if self._greedy:
             best, tokens = logits.max(dim=-1)
-            if best.isnan().any():
-                self._refuse_nan(logits, read)
+            self._doubts.append((best.isnan(), read))
             return tokens
-        if logits.isnan().any():
-            self._refuse_nan(logits, read)
+        self._doubts.append((logits.isnan().any(-1), read))
         positions = [p + 1 for p in read.rows.positions]
         keys = list(positions if read.keys is None else read.keys)
         roles = [read.role] * len(positions) if isinstance(read.role, str) else list(read.role)
@@ -131,9 +131,30 @@ class Session:
             tokens[at] = chosen
         return tokens
 
-    def _refuse_nan(self, logits: Tensor, read: Read) -> None:
-        row = int(logits.isnan().any(-1).nonzero()[0])
-        raise NumericsError(f"the logits{self._whose} at position {read.rows.positions[row]} are NaN; "
+    def to_host(self, values: Tensor) -> list:
+        """`values` [n] on the host, and with them whether any logits since the last time were NaN: one wait for both.
+
+        Raises NumericsError if they were.
+        """
+        return self.to_host_together([self], [values])[0]
+
+    @staticmethod
+    def to_host_together(sessions: Sequence[Session], values: Sequence[Tensor]) -> list[list]:
+        """As `to_host`, for several sequences: still one wait."""
+        flat = torch.cat([part for session, own in zip(sessions, values) for part in (own, *(bad for bad, _ in session._doubts))]).tolist()
+        out, at = [], 0
+        for session, own in zip(sessions, values):
+            out.append(flat[at : at + len(own)])
+            at += len(own)
+            doubts, session._doubts = session._doubts, []
+            for bad, read in doubts:
+                if any(flat[at : at + len(bad)]):
+                    session._refuse_nan(read.rows, next(i for i in range(len(bad)) if flat[at + i]))
+                at += len(bad)
+        return out
+
+    def _refuse_nan(self, rows: Rows, row: int) -> None:
+        raise NumericsError(f"the logits{self._whose} at position {rows.positions[row]} are NaN; "
                             "check the weights and the dtype (float16 overflows where float32 does not)")
 
     def tap_as(self, role: Role) -> Tap | None:
@@ -155,7 +176,7 @@ class Session:
         first = (yield self.read(state, rows))[-1]
         self.cache.commit(self.prompt_length)
         self.counts = dict.fromkeys(self.counts, 0)
-        self.commit(int(first))
+        self.commit(first)
         self.prefill_seconds = self._elapsed(self._begin)
         self._decode_begin = time.perf_counter()
 

@@ -172,5 +172,5 @@ class Wavefront(Decoder):
         state = state[:, even.start : even.stop : step] if picked == list(even) else state[:, picked]
         roles = [TARGET] * ready + [DRAFT] * len(drafting)
         guesses = [[] if guess is None else [guess] for guess in lanes.guesses[:ready]]
-        tokens = (yield session.read(state, rows, roles[0] if len(at) == 1 else roles, guesses)).tolist()
+        tokens = yield session.read(state, rows, roles[0] if len(at) == 1 else roles, guesses)
         return tokens[:ready], tokens[ready:]

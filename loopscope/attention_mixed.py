@@ -68,7 +68,7 @@ class ForestPlan(Plan):
 
     def __init__(self, cache: DepthCache, rows: Forest, k_slots: list[int], v_slots: list[int]) -> None:
         self.cache, self.at = cache, rows.at.to(cache.device)
-        self.end = int(rows.prefix_end.max())
+        self.end = int(rows.prefix_end.max()) if rows.reach is None else rows.reach
         cache.check_positions(self.end)
         prefix = torch.arange(self.end, device=cache.device)[None, :] < rows.prefix_end.to(cache.device)[:, None]
         allowed = torch.cat((prefix, rows.ancestors.to(cache.device)), dim=1)

@@ -175,12 +175,8 @@ class DepthCache:
 
     def causal_at(self, positions: tuple[int, ...]) -> torch.Tensor:
         """Additive mask [n, last + 1] for rows at any increasing positions."""
-        rows = [self.causal(p, 1)[0] for p in positions]
-        end = positions[-1] + 1
-        mask = torch.full((len(rows), end), float("-inf"), dtype=self.dtype, device=self.device)
-        for i, row in enumerate(rows):
-            mask[i, : len(row)] = row
-        return mask
+        at = torch.tensor(positions, device=self.device)
+        return self.additive(torch.arange(positions[-1] + 1, device=self.device) <= at[:, None])
 
 
 def _causal(start: int, count: int, end: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -175,6 +175,7 @@ class Forest:
 
     at [n]: absolute positions. prefix_end [n]: the row reads cached positions below it. ancestors [n, n] (bool):
     the rows of this call whose current K/V it reads, itself included. depth: one for all rows, or one per row.
+    reach: the largest prefix_end, where the host knows it: it then need not wait for the device to say.
     Nothing is written to the cache, so an unverified row cannot leak into it.
     """
 
@@ -182,6 +183,7 @@ class Forest:
     prefix_end: torch.Tensor
     ancestors: torch.Tensor
     depth: int | tuple[int, ...] = 1
+    reach: int | None = None
 
     @property
     def count(self) -> int:
@@ -196,7 +198,7 @@ class Forest:
         return [self.depth] * len(self.at) if isinstance(self.depth, int) else list(self.depth)
 
     def at_depth(self, depth: int) -> Forest:
-        return Forest(self.at, self.prefix_end, self.ancestors, depth)
+        return Forest(self.at, self.prefix_end, self.ancestors, depth, self.reach)
 
 
 @dataclass(frozen=True, slots=True)
