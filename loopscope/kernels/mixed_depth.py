@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ def mixed_depth_attention(q: Tensor, keys: Tensor, values: Tensor, tables: RowTa
 
     k_active, v_active [A, kv_heads, d]: current K/V of the active columns, unless these are cells. scale: default d ** -0.5.
     bound: no row's prefix_end exceeds it (default: all cells); a tighter one spares idle programs. span: cells per split, a
-    multiple of 128 (default: span_of(bound)). out, workspace: written instead of new tensors. Softmax and sums are
+    multiple of 64 (default: span_of(bound)). out, workspace: written instead of new tensors. Softmax and sums are
     fp32; where rows are grouped, bf16 and fp16 weights are rounded to the values' dtype, as in flash attention. Raises SettingError
     for other dtypes, heads wider than 256, and shapes that do not fit.
     """
@@ -130,7 +131,8 @@ def _as_cache(active: Tensor) -> Tensor:
 
 def _constants(d: int, dtype: torch.dtype) -> dict[str, Any]:
     wide = max(16, _power(d))
-    return {"D": d, "BLOCK_D": wide, "BLOCK": 32 if wide * dtype.itemsize >= 512 else 64, "num_warps": 4, "num_stages": 2}
+    return {"D": d, "BLOCK_D": wide, "BLOCK": 32 if wide * dtype.itemsize >= 512 else 64, "num_warps": 4, "num_stages": 2,
+            "enable_fp_fusion": True}
 
 
 def _grouped_constants(shared: int, rows: int, d: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -166,12 +168,13 @@ def _check(q: Tensor, keys: Tensor, values: Tensor, tables: RowTables, k_active:
 
 
 class _Kernels:
-    """The source's functions, compiled for one kind of device or interpreted."""
+    """The functions of a source module, compiled at their first call or interpreted."""
 
-    def __init__(self, interpret: bool) -> None:
+    def __init__(self, interpret: bool, source: ModuleType | None = None) -> None:
         try:
             import triton
-            from loopscope.kernels import source
+            if source is None:
+                from loopscope.kernels import source
         except ImportError as error:
             raise SettingError(f"the mixed-depth kernel needs triton, which cannot be imported here ({error}); install triton, or use the "
                                "torch path (LOOPSCOPE_KERNEL=torch)") from None
