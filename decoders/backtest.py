@@ -61,7 +61,7 @@ def backtest(das: Mapping[str, Any]) -> pd.DataFrame:
     rows = []
     for cell in cells(das):
         known = {policy: dict(zip(agreements["depths"], values)) for policy, values in agreements[cell.model].items()}
-        found = predict(cell.decoder, lambda policy, d, lag: known[policy].get(d), unit, depth)
+        found = predict(cell.decoder, lambda policy, d, lag: known[policy].get(d), unit, depth, beyond=True)
         error = found.accepted / cell.published - 1
         rows.append((_group(cell), cell.table, cell.model, cell.task, cell.decoder.label, cell.published, found.accepted, error,
                      round(100 * error)))

@@ -15,8 +15,10 @@ from decoders.autoregressive import Autoregressive
 from decoders.das_wave import DASWave
 from decoders.draft_then_verify import DraftThenVerify
 from decoders.decoder import Decoder
+from decoders.loopspec import LoopSpec
 from decoders.wavefront import Wavefront
 from loopscope.errors import SettingError
+from loopscope.rows import POLICIES
 
 if TYPE_CHECKING:
     from decoders.calibrate import Calibration
@@ -82,19 +84,22 @@ def frontier_accepted(error: Callable[[float], float], rounds: int, updates: int
     A guess can become right only after its input token is right; that hop takes H rounds. The i-th guess comes from a
     row that is active only from round i + 1 - W_init on. Source: the frontier law of docs/algorithms.md, section 4.
     """
-    survive = [min(1.0, error(updates * s)) for s in range(rounds + 1)]
-    hop = [0.0] + [max(0.0, survive[s - 1] - survive[s]) for s in range(1, rounds + 1)]
-    done = [1.0] + [0.0] * rounds  # done[j] = P(guess i became right in exactly j rounds)
+    import numpy as np
+
+    survive = np.minimum(1.0, [error(updates * s) for s in range(rounds + 1)])
+    hop = np.concatenate(([0.0], np.maximum(0.0, survive[:-1] - survive[1:])))
+    done = np.zeros(rounds + 1)  # done[j] = P(guess i became right in exactly j rounds)
+    done[0] = 1.0
     total = 0.0
     for i in range(1, proposals + 1):
         earliest = max(0, i - initial_width)  # rounds that pass before the row of guess i exists
         if earliest >= rounds:
             break
-        ready = [0.0] * (rounds + 1)
-        for j, p in enumerate(done):
-            ready[max(j, earliest)] += p
-        done = [sum(ready[a] * hop[b - a] for a in range(b)) for b in range(rounds + 1)]
-        total += sum(done)
+        ready = done.copy()
+        ready[earliest] += ready[:earliest].sum()
+        ready[:earliest] = 0.0
+        done = np.convolve(ready, hop)[: rounds + 1]
+        total += float(done.sum())
     return total
 
 
@@ -114,22 +119,41 @@ def wave_cycle(alpha: float, draft_depth: int, depth: int) -> tuple[float, float
     return depth + (tokens - 1) * draft_depth, tokens, widths
 
 
-def predict(decoder: Decoder, agreement: Agreement, calibration: Calibration, depth: int, injects: bool = True) -> Prediction | None:
-    """Predicted cost of one decoder at full depth T; None where the findings lack what it needs.
+def why_not(decoder: Decoder, injects: bool = True) -> str | None:
+    """Why no formula says what this decoder will do, where none does; only a replay can (decoders/replay.py, decoders/carried.py)."""
+    if isinstance(decoder, DASWave):
+        if decoder.carry is False:
+            return "states that restart every round never settle as a carried one does"
+        if decoder.read != "deep_kv":
+            return f"states carried behind a {decoder.read.replace('_', ' ')} prefix do not settle on the full-depth token"
+        if decoder.stable is not None:
+            return "no agreement says when guesses stop changing"
+        return None
+    if isinstance(decoder, Wavefront) and decoder.lossless:
+        return None if decoder.redraft is None else "no agreement says how often a draft changes as it deepens"
+    if isinstance(decoder, (Autoregressive, DraftThenVerify)) and decoder.lossless:
+        return None
+    return "its drafts are no fixed depth's" if decoder.lossless else "its tokens need not be the model's own"
 
-    injects: whether the embedding enters every recurrence, which is what lets DAS-Wave carry its states beyond T.
+
+def predict(decoder: Decoder, agreement: Agreement, calibration: Calibration, depth: int, injects: bool = True, *,
+            beyond: bool = False) -> Prediction | None:
+    """Predicted cost of one decoder at full depth T; None where the findings lack what it needs, and where no formula holds (`why_not`).
+
+    injects: whether the embedding enters every recurrence, which is what lets DAS-Wave carry its states beyond T. beyond: use the
+    frontier law where it is known not to hold too, as the back-test does to say by how much it is off there.
     """
+    if why_not(decoder, injects) and not (beyond and isinstance(decoder, DASWave)):
+        return None
     u, host = calibration.seconds, calibration.host
     p, c = u("prelude", 1), u("readout", 1)
-    if isinstance(decoder, Autoregressive) and decoder.lossless:
+    if isinstance(decoder, Autoregressive):
         return Prediction(depth, depth * u("recur", 1) + p + c + host(depth, depth, 1, 1), 0.0)
     if isinstance(decoder, DraftThenVerify):
         return _draft_then_verify(decoder, agreement, u, host, depth, p, c)
-    if isinstance(decoder, Wavefront) and decoder.lossless and decoder.redraft is None:
-        return _wavefront(decoder, agreement, u, host, depth, p, c)
     if isinstance(decoder, DASWave):
         return _das_wave(decoder, agreement, u, host, depth, p, c, injects)
-    raise SettingError(f"no formula predicts {decoder.label} from agreements; decoders that read aligned are predicted by a replay")
+    return _wavefront(decoder, agreement, u, host, depth, p, c)
 
 
 def _draft_then_verify(decoder, agreement, u, host, depth, p, c) -> Prediction | None:
@@ -190,8 +214,8 @@ def error_law(agreement: Agreement, policy: str, depth: int) -> ErrorLaw | None:
     return ErrorLaw(known) if known else None
 
 
-def schedules(depth: int) -> Iterator[Decoder]:
-    """The decoders and settings a plan compares at full depth T."""
+def schedules(depth: int, branches: bool = False) -> Iterator[Decoder]:
+    """The decoders, read policies and settings a plan compares at full depth T. branches: whether trees can run and have a price."""
     yield Autoregressive()
     for d in (d for d in (1, 2, 4, 8) if d < depth):
         yield Wavefront(d)
@@ -199,7 +223,11 @@ def schedules(depth: int) -> Iterator[Decoder]:
             yield Wavefront(d, redraft=again)
         for block in (2, 4, 8, 16):
             yield DraftThenVerify(d, block)
-            yield DraftThenVerify(d, block, read="deep_kv")
+            for read in POLICIES[1:] if block in (4, 8) else ():
+                yield DraftThenVerify(d, block, read)
+        for second in (2 * d, 4 * d) if branches and d < 4 else ():
+            if second < depth:
+                yield LoopSpec(d, second)
     for updates in (1, 2):
         for rounds in (j for j in (4, 8, 12, 16, 24) if j * updates <= 3 * depth):  # drafting longer than that cannot pay
             yield DASWave(rounds, updates)

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from decoders import Autoregressive, DASWave, DraftThenVerify, Wavefront
-from decoders.predict import ErrorLaw, expected_accepted, frontier_accepted, predict, wave_cycle
+from decoders import Autoregressive, DASWave, DraftThenVerify, LoopSpec, PromptLookup, Wavefront
+from decoders.predict import ErrorLaw, expected_accepted, frontier_accepted, predict, schedules, wave_cycle, why_not
 
 # DAS, table of agreements on GSM8K (756 positions) by recurrences of the draft, Huginn and Raven-Llama.
 HUGINN_DEEP_KV = {1: 0.6005, 2: 0.7937, 4: 0.8995, 8: 0.9669}
@@ -97,3 +97,30 @@ def test_seconds_count_every_call_at_its_width(timing):
 def test_a_schedule_whose_agreement_was_not_measured_is_left_out(timing):
     assert predict(Wavefront(4), lambda policy, depth, lag: None, timing(), 8) is None
     assert predict(DASWave(4, 1), lambda policy, depth, lag: None, timing(), 8) is None
+
+
+@pytest.mark.parametrize("decoder, reason", [
+    (DASWave(4, 1, read="aligned"), "aligned prefix"), (DASWave(4, 1, read="deep_v"), "deep v prefix"),
+    (DASWave(4, 1, read="deep_k"), "deep k"), (DASWave(4, 1, carry=False), "restart every round"),
+    (DASWave(4, 1, stable=2), "stop changing"), (Wavefront(1, redraft=1), "as it deepens"), (PromptLookup(), "no fixed depth"), (LoopSpec(1, 2), "no fixed depth"), (Wavefront(1, slots=2), "need not be the model's own")])
+def test_no_number_is_given_where_no_formula_holds(decoder, reason, timing):
+    """Carried states behind a shallow read were over-predicted by 39 to 610 % (docs/algorithms.md, 4)."""
+    assert predict(decoder, always(0.9), timing(), 8) is None and reason in why_not(decoder)
+
+
+def test_what_has_a_formula_has_no_reason_against_it(timing):
+    for decoder in (Autoregressive(), Wavefront(1), DraftThenVerify(1, 4), DraftThenVerify(1, 4, "deep_v"), DASWave(4, 1)):
+        assert why_not(decoder) is None and predict(decoder, always(0.9), timing(), 8) is not None
+
+
+def test_the_plan_compares_every_decoder_and_read_policy():
+    from loopscope.rows import POLICIES
+
+    compared = list(schedules(16, branches=True))
+    assert {d.read for d in compared if isinstance(d, DraftThenVerify)} == set(POLICIES)
+    assert any(isinstance(d, LoopSpec) for d in compared) and not any(isinstance(d, LoopSpec) for d in schedules(16))
+    assert {type(d) for d in compared} == {Autoregressive, Wavefront, DraftThenVerify, DASWave, LoopSpec}
+    assert len({d.label for d in compared}) == len(compared)
+    for depth in (1, 2, 3, 4):
+        for d in schedules(depth, branches=True):
+            assert getattr(d, "draft_depth", 0) < depth and (getattr(d, "second_depth", None) or 0) < depth
