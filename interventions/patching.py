@@ -7,7 +7,7 @@ patches run as rows of one batch, from the first recurrence that any of them tou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
@@ -185,8 +185,9 @@ def sweep(core: LoopedCore, sites: Iterable[str], depth: int, count: int, depths
     for site in sites:
         by_head = site in BY_HEAD
         n_heads = c.n_heads if site in "qz" else c.n_kv_heads
-        axes: list[Iterator | list] = [
-            _axis("depths", [*range(1, depth + 1), None] if depths is None else depths, range(1, depth + 1)), _axis("layers", layers, range(c.n_core)),
+        axes: list[list] = [
+            _axis("depths", [*range(1, depth + 1), None] if depths is None else depths, range(1, depth + 1)),
+            _axis("layers", layers, range(c.n_core)),
             _axis("positions", "all" if positions is None and by_head else positions, range(count)),
             _axis("heads", heads, range(n_heads)) if by_head else [None]]
         patches += [Patch(site, *at) for at in product(*axes)]

@@ -29,6 +29,10 @@ _LAZY = {
     "HeadStabilityResult": "probes.heads",
     "layer_fixed_points": "probes.layer_paths",
     "LayerFixedPointsResult": "probes.layer_paths",
+    "linear_probe": "probes.linear",
+    "Labelled": "probes.linear",
+    "LinearProbeResult": "probes.linear",
+    "sum_digits": "probes.targets",
     "replay_table": "probes.replay",
     "ReplayResult": "probes.replay",
     "token_grid": "probes.tokens",
@@ -44,15 +48,17 @@ if TYPE_CHECKING:
     from probes.heads import HeadStabilityResult, head_stability
     from probes.layer_paths import LayerFixedPointsResult, layer_fixed_points
     from probes.lens import DepthLensResult, SettleResult, depth_lens
+    from probes.linear import Labelled, LinearProbeResult, linear_probe
     from probes.paths import TrajectoriesResult, trajectories
     from probes.replay import ReplayResult, replay_table
     from probes.similarity import DepthSimilarityResult, depth_similarity
     from probes.settling import ConvergenceResult, convergence
+    from probes.targets import sum_digits
     from probes.tokens import TokenGridResult, token_grid
 
 __all__ = ["attribution", "AttributionResult", "block_lens", "BlockLensResult", "layer_fixed_points", "LayerFixedPointsResult",
            "head_attribution", "HeadAttributionResult", "convergence", "ConvergenceResult", "depth_lens", "DepthLensResult", "ReplayResult",
            "SettleResult", "HeadStabilityResult", "TrajectoriesResult", "depth_similarity", "DepthSimilarityResult", "head_stability",
-           "replay_table", "token_grid", "TokenGridResult", "trajectories"]
+           "linear_probe", "Labelled", "LinearProbeResult", "sum_digits", "replay_table", "token_grid", "TokenGridResult", "trajectories"]
 
 __getattr__, __dir__ = lazy(__name__, _LAZY)
