@@ -21,6 +21,7 @@ from loopscope.errors import CheckpointError
 from loopscope.models.config import LoopedConfig, as_ids, need, need_bool, need_dict, need_int, need_number, read_rope, refuse
 from loopscope.models.layers import Block, HalfRotary, SelfAttention, rotary_angles
 from loopscope.models.looped import LoopedCore
+from loopscope.models.packing import Linear
 
 L2_EPS = 1e-6  # in the code, not in the config
 RELEASED = "released names"  # variant: tensors under the names of NVIDIA's files instead of transformers'
@@ -63,7 +64,7 @@ class DoryAttention(SelfAttention):
     def __init__(self, config: DoryConfig, rotary: type) -> None:
         super().__init__(config, rotary)
         width = self.heads * self.d_head
-        self.gate = nn.Linear(config.d_model, width, bias=False)
+        self.gate = Linear(config.d_model, width)
         self.sqk = nn.Parameter(torch.full((width,), config.init_range))
         self.s_gate = nn.Parameter(torch.full((width,), config.init_range))
         self.sqk_scale, self.gate_scale = self.d_head**0.5 / config.init_range, config.d_model**0.25 / config.init_range
@@ -90,8 +91,8 @@ class DoryMLP(nn.Module):
 
     def __init__(self, config: LoopedConfig) -> None:
         super().__init__()
-        self.gate_up = nn.Linear(config.d_model, 2 * config.d_mlp, bias=False)
-        self.down = nn.Linear(config.d_mlp, config.d_model, bias=False)
+        self.gate_up = Linear(config.d_model, 2 * config.d_mlp)
+        self.down = Linear(config.d_mlp, config.d_model)
         self.suv_gate, self.suv_up = nn.Parameter(torch.ones(config.d_mlp)), nn.Parameter(torch.ones(config.d_mlp))
         self.scale = config.d_model**0.5
 

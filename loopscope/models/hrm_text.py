@@ -14,15 +14,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from loopscope.attention import Pair, Plan
 from loopscope.planning import core_plan
 from loopscope.cache import DepthCache
 from loopscope.models.config import LoopedConfig, as_ids, need_bool, need_int, need_number, read_rope, refuse
-from loopscope.models.layers import HalfRotary, PreNormBlock, SelfAttention
+from loopscope.models.layers import HalfRotary, PreNormBlock, SelfAttention, rms_norm
 from loopscope.models.looped import LoopedCore
+from loopscope.models.packing import Linear
 from loopscope.rows import ALIGNED, Chain, ReadPolicy, Rows
 
 PACKED = "packed projections"  # variant: gate, query, key and value in one tensor, as in the released files
@@ -36,7 +36,7 @@ class UnitRMS(nn.Module):
         self.shape, self.eps = (width,), eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.shape, None, self.eps)
+        return rms_norm(x, self.shape, None, self.eps)
 
 
 class HrmTextAttention(SelfAttention):
@@ -46,7 +46,7 @@ class HrmTextAttention(SelfAttention):
         super().__init__(config, rotary)
         self.width = self.heads * self.d_head
         del self.qkv
-        self.gqkv = nn.Linear(config.d_model, 4 * self.width, bias=False)
+        self.gqkv = Linear(config.d_model, 4 * self.width)
 
     @property
     def qkv(self) -> Any:  # type: ignore[override]

@@ -21,6 +21,7 @@ from loopscope.cache import DepthCache
 from loopscope.errors import ContextError, DepthError, DepthWarning, PromptError, SettingError, warn_caller
 from loopscope.models.config import MOST_DEPTH, LoopedConfig
 from loopscope.models.layers import Block, RMSNorm, rotary_angles
+from loopscope.models.packing import Embedding, Linear, pack_all, unpack_all
 from loopscope.padding import read_pads, token_positions
 from loopscope.planning import core_plan, outer_plan
 from loopscope.rows import ALIGNED, Chain, Forest, ReadPolicy, Rows
@@ -49,16 +50,17 @@ class LoopedCore(TextMixin, nn.Module):
         self.tokenizer = None
         self.source: str | None = None
         self.revision: str | None = None  # the commit, of a model from the Hub
+        self.packs = True  # whether caches pack the weights first
         self.placement: dict[str, torch.device] | None = None  # device of each block, where they lie on several
 
         def blocks(n: int) -> nn.ModuleList:
             return nn.ModuleList(self.block_class(config, self.rotary) for _ in range(n))
 
-        self.wte = nn.Embedding(config.vocab_size, config.d_model)
+        self.wte = Embedding(config.vocab_size, config.d_model)
         self.prelude, self.blocks, self.coda = blocks(config.n_prelude), blocks(config.n_core), blocks(config.n_coda)
         self.norm = RMSNorm(config.d_model, config.norm_eps)
-        self.adapter = nn.Linear(2 * config.d_model, config.d_model, bias=False) if config.injects else None
-        self.head = None if config.tied else nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.adapter = Linear(2 * config.d_model, config.d_model) if config.injects else None
+        self.head = None if config.tied else Linear(config.d_model, config.vocab_size)
         self._table: Tensor | None = None
         self._table_dtype: torch.dtype | None = None
         self._table_positions = min(config.context, _TABLE_START)
@@ -106,7 +108,7 @@ class LoopedCore(TextMixin, nn.Module):
 
     def unembed(self, h: Tensor) -> Tensor:
         """The head: [batch, n, d_model] -> logits."""
-        return nn.functional.linear(h, self.wte.weight if self.head is None else self.head.weight)
+        return self.wte.times(h) if self.head is None else self.head(h)
 
     def make_rotary_table(self, positions: int) -> Tensor:
         """The rotary table [positions, ...] of `rotary`, in its precision."""
@@ -129,11 +131,11 @@ class LoopedCore(TextMixin, nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.wte.weight.dtype
+        return self.wte.plain().dtype
 
     @property
     def device(self) -> torch.device:
-        return self.wte.weight.device
+        return self.wte.plain().device
 
     @property
     def why_not_lossless(self) -> str:
@@ -284,8 +286,21 @@ class LoopedCore(TextMixin, nn.Module):
         (depth r uses the one of class r mod slots, which is approximate); None: as many as the model itself has. spare: cells
         for branches beyond the last position."""
         self._reach(min(capacity, self.config.context))
+        if self.packs:
+            self.pack()
         return DepthCache(self.config, capacity, self.trained_depth(depth), batch, self.dtype, self.device, slots, spare,
                           self.placement)
+
+    def pack(self) -> int:
+        """Lay large matrices out so that a few rows cost what one does on a CPU (loopscope/models/packing.py); how many are so now.
+
+        make_cache does it unless `packs` is False. A look at a packed parameter brings the plain matrix back.
+        """
+        return pack_all(self, tied=self.head is None)
+
+    def unpack(self) -> None:
+        """Bring all plain matrices back. They are packed again by the next make_cache, unless `packs` is False."""
+        unpack_all(self)
 
     def check_depth(self, depth: int | None) -> int:
         """`depth`, or T. Raises DepthError below 1 or for anything that is not a whole number."""
@@ -340,7 +355,7 @@ class LoopedCore(TextMixin, nn.Module):
     @property
     def rotary_table(self) -> Tensor:
         """The rotary table, made on first use (it is not a parameter), for all positions that a call or cache has reached."""
-        weight = self.wte.weight  # once: looking a parameter up is dear in a loop
+        weight = self.wte.plain()  # once: looking a parameter up is dear in a loop
         if self._table is None or self._table.device != weight.device or self._table_dtype != weight.dtype:
             with torch.inference_mode(False):
                 self._table = self.make_rotary_table(self._table_positions).to(self.device)

@@ -27,6 +27,7 @@ from loopscope.errors import CheckpointError, SettingError
 from loopscope.models.config import LoopedConfig, need, need_bool, need_dict, need_int, need_number, refuse
 from loopscope.models.layers import Block, InterleavedRotary, RMSNorm, SelfAttention
 from loopscope.models.looped import LoopedCore
+from loopscope.models.packing import Linear
 from loopscope.rows import ALIGNED, Chain, ReadPolicy, Rows
 
 GATE_CHANNELS = 32  # how many channels of the layer's input the value gate reads
@@ -63,7 +64,7 @@ class ParcaeAttention(SelfAttention):
         super().__init__(config, rotary)
         if getattr(config, "qk_norm", False):
             self.rotate = _rotate_and_norm
-        self.ve_gate: nn.Linear | None = None
+        self.ve_gate: Linear | None = None
 
     def forward(self, x: Tensor, plan: Plan, cached: Pair | None, table: Tensor, tap=None, value: Tensor | None = None) -> Tensor:
         heads = self.qkv(x).unflatten(-1, (-1, self.d_head))
@@ -79,8 +80,8 @@ class SquaredReLU(nn.Module):
 
     def __init__(self, config: LoopedConfig) -> None:
         super().__init__()
-        self.up = nn.Linear(config.d_model, config.d_mlp, bias=False)
-        self.down = nn.Linear(config.d_mlp, config.d_model, bias=False)
+        self.up = Linear(config.d_model, config.d_mlp)
+        self.down = Linear(config.d_mlp, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(0.5 * F.relu(self.up(x)).square())
@@ -127,11 +128,11 @@ class ParcaeCore(LoopedCore):
     def __init__(self, config: ParcaeConfig) -> None:
         super().__init__(config)
         self.adapter = DiagonalInjection(config.d_model)
-        self.readout = nn.Linear(config.d_model, config.d_model, bias=False)
+        self.readout = Linear(config.d_model, config.d_model)
         self.prelude_norm = RMSNorm(config.d_model, config.norm_eps) if config.prelude_norm else None
         for index, block in enumerate((*self.prelude, *self.blocks, *self.coda)):
             if index in config.gated:
-                block.attn.ve_gate = nn.Linear(GATE_CHANNELS, config.n_kv_heads, bias=False)
+                block.attn.ve_gate = Linear(GATE_CHANNELS, config.n_kv_heads)
         width = config.n_kv_heads * config.d_head
         self.value_embeds = nn.ModuleDict({str(i): nn.Embedding(config.vocab_size, width) for i in config.valued})
         first_coda = config.n_prelude + config.n_core
