@@ -39,6 +39,16 @@ class Autoregressive(Decoder):
         if self.exit is not None:
             self.exit.check(core)
 
+    runs_behind = True
+
+    def why_not_static(self, session):
+        return "an exit rule asks the host after every recurrence" if self.exit is not None else ""
+
+    def static_turn(self, session, cache, runner):
+        from decoders.static_wave import StaticWave
+
+        return StaticWave(session, cache, session.depth, runner)
+
     def _decode(self, session: Session) -> Steps:
         while not session.finished:
             yield from (step(session) if self.exit is None else self._exiting_step(session, self.exit))

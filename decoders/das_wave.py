@@ -57,6 +57,20 @@ class DASWave(Decoder):
             raise SettingError(f"carry=True needs a model that injects its embedding at every recurrence, and {core.family} does "
                                "not; use carry=None (restart when the guess changes, freeze at full depth) or False")
 
+    def why_not_static(self, session):
+        if self.read != "deep_kv":
+            return "its active rows read the prefix at depths of their own"
+        if self.stable is not None:
+            return "whether it stops early depends on what the host reads"
+        if self.carry is None and not session.core.config.injects:
+            return f"{session.core.family} has no injection, so which of its rows restart depends on what the host reads"
+        return ""
+
+    def static_turn(self, session, cache, runner):
+        from decoders.static_blocks import StaticBlocks
+
+        return StaticBlocks(session, cache, self, runner)
+
     def _decode(self, session: Session) -> Steps:
         policy = ReadPolicy.named(self.read, session.depth)
         carry = session.core.config.injects if self.carry is None else self.carry

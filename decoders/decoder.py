@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,15 @@ import torch
 from decoders.calls import Steps, advance, advance_together
 from decoders.generation import LOSSLESS, BatchGeneration, Generation
 from decoders.session import Session
+from decoders.static import run_static
 from decoders.streaming import Stream
 from loopscope.errors import ContextError, PromptError, SettingError
 from loopscope.tap import Hooks, tapped
 
 if TYPE_CHECKING:
+    from decoders.graphs import Captured, Eager
+    from decoders.static import Turn
+    from loopscope.cache import DepthCache
     from loopscope.models.looped import LoopedCore
 
 
@@ -29,6 +34,7 @@ class Decoder(ABC):
     fidelity: str = LOSSLESS
     one_by_one: bool = False  # whether every position runs at full depth before the next: then the model's own shared slots do no harm
     slots: int | None = None  # K/V slots that the core's depths share; None: the model's own
+    runs_behind: bool = False  # whether a static decode may read what a turn came to while the next one runs
 
     @property
     def lossless(self) -> bool:
@@ -51,10 +57,18 @@ class Decoder(ABC):
         """Cells of the cache beyond the last position that branches need."""
         return 0
 
+    def why_not_static(self, session: Session) -> str:
+        """What of these settings keeps a decode from running statically (decoders/static.py); "" if nothing does."""
+        return "its calls depend on what the host reads"
+
+    def static_turn(self, session: Session, cache: DepthCache, runner: Eager | Captured) -> Turn:
+        """The decoder's turn on the device, for sessions like this one, on this cache."""
+        raise NotImplementedError
+
     @torch.inference_mode()
     def generate(self, model, prompt, max_new_tokens: int = 64, depth: int | None = None, seed: int = 0,
                  stop: str | Sequence[str] = (), start_state=None, fwd_hooks: Hooks = (), hook_drafts: bool = False,
-                 prefix: int = 0, sampling=None) -> Generation:
+                 prefix: int = 0, sampling=None, static: bool = False) -> Generation:
         """Decode one prompt.
 
         model: LoopedModel or LoopedCore. prompt: text, a list of token ids or a 1-d tensor. depth: recurrences of the
@@ -63,11 +77,12 @@ class Decoder(ABC):
         run_with_hooks: they see every target row once, at its own depth, so an intervention gives the same tokens under every
         lossless decoder. hook_drafts: let them also see rows that only draft (`hook.ctx["role"]` says which). prefix: how many
         first tokens of the prompt read each other in both directions (PrefixLM models only). sampling: None (greedy) or a
-        decoders.Sampling.
+        decoders.Sampling. static: run whole turns on the device, as CUDA graphs where there is a GPU, with the same tokens, calls and
+        K/V: greedy Autoregressive, Wavefront whose draft_depth divides depth and DASWave on deep K/V, without hooks.
         Raises PromptError, ContextError, DepthError, SettingError, HookError, NumericsError; nothing is returned half-done.
         """
         session = self._open(model, prompt, max_new_tokens, depth, seed, stop, start_state, prefix, sampling)
-        self._run(session, fwd_hooks, hook_drafts)
+        self._run(session, fwd_hooks, hook_drafts, static)
         return session.result(self)
 
     @torch.inference_mode()
@@ -120,8 +135,11 @@ class Decoder(ABC):
         self._check(session.core, session.depth)
         return session
 
-    def _run(self, session: Session, fwd_hooks: Hooks = (), hook_drafts: bool = False) -> None:
+    def _run(self, session: Session, fwd_hooks: Hooks = (), hook_drafts: bool = False, static: bool = False, **how: Any) -> None:
         with tapped(session.model, fwd_hooks, hook_drafts, session.depth) as session.tap:
+            if static:
+                run_static(self, session, lambda: deque(advance(session, session.prefill()), maxlen=0), **how)
+                return
             for _ in advance(session, self._steps(session)):
                 pass
 

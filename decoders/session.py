@@ -65,6 +65,7 @@ class Session:
         self.proposed = self.accepted = 0
         self.runs: list[Run] = []
         self.rounds: list[int] = []  # of each block, where a decoder refines blocks
+        self.ahead = 0  # block calls that were made beyond the end of the text, by a static decode whose host ran behind
         self._run = 0
         self._trace: list[Any] = []  # events, and (tick, rows) for what ran
         self.tick = 0
@@ -149,12 +150,12 @@ class Session:
             doubts, session._doubts = session._doubts, []
             for bad, read in doubts:
                 if any(flat[at : at + len(bad)]):
-                    session._refuse_nan(read.rows, next(i for i in range(len(bad)) if flat[at + i]))
+                    session.refuse_nan(read.rows.positions[next(i for i in range(len(bad)) if flat[at + i])])
                 at += len(bad)
         return out
 
-    def _refuse_nan(self, rows: Rows, row: int) -> None:
-        raise NumericsError(f"the logits{self._whose} at position {rows.positions[row]} are NaN; "
+    def refuse_nan(self, position: int) -> None:
+        raise NumericsError(f"the logits{self._whose} at position {position} are NaN; "
                             "check the weights and the dtype (float16 overflows where float32 does not)")
 
     def tap_as(self, role: Role) -> Tap | None:

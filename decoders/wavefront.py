@@ -79,6 +79,18 @@ class Wavefront(Decoder):
             if getattr(core.config, "window", 0):
                 raise SettingError(f"lanes that stop early cannot run on a model with sliding windows, as this {core.family} has")
 
+    runs_behind = True
+
+    def why_not_static(self, session):
+        if self.redraft is not None or self.slots is not None or self.exit is not None:
+            return "redraft, slots and exit leave its lanes at uneven depths"
+        return f"draft_depth {self.draft_depth} does not divide {session.depth} recurrences" if session.depth % self.draft_depth else ""
+
+    def static_turn(self, session, cache, runner):
+        from decoders.static_wave import StaticWave
+
+        return StaticWave(session, cache, self.draft_depth, runner)
+
     def _drafts_at(self, depth: int, full: int) -> bool:
         """Whether a lane of this depth is read as a draft."""
         if depth >= full or depth < self.draft_depth:

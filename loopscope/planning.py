@@ -9,6 +9,7 @@ from loopscope.attention_mixed import ForestPlan, MergedPlan, TreePlan, WavePlan
 from loopscope.errors import SettingError
 from loopscope.kernels.plan import chosen_kernel, tabled
 from loopscope.rows import ALIGNED, At, Chain, Draft, Forest, Merged, ReadPolicy, Rows, Tree, Wave
+from loopscope.static_rows import Static, static_core_plan, static_outer_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +25,8 @@ def core_plan(rows: Rows, cache: DepthCache | CacheGroup | None, policy: ReadPol
     """
     if cache is None:
         return _uncached(rows)
+    if type(rows) is Static:
+        return static_core_plan(rows, cache, policy)
     if chosen_kernel() != "torch" and not isinstance(rows, Merged):
         return tabled(rows, cache, policy, False, _core_plan(rows, cache, policy))
     return _core_plan(rows, cache, policy)
@@ -81,6 +84,8 @@ def outer_plan(rows: Rows, cache: DepthCache | CacheGroup | None) -> Plan:
     """The plan of prelude and coda layers, which have one slot whatever the rows' depths."""
     if cache is None:
         return _uncached(rows)
+    if type(rows) is Static:
+        return static_outer_plan(rows, cache)
     if chosen_kernel() != "torch" and not isinstance(rows, Merged):
         return tabled(rows, cache, ALIGNED, True, _outer_plan(rows, cache))
     return _outer_plan(rows, cache)
