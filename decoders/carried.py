@@ -30,6 +30,7 @@ from loopscope.rows import ReadPolicy
 from probes.replay import ReplayResult
 
 _MOST = 32  # active positions, and the published capacity
+_HELD_BYTES = 2**30  # of texts' caches that are kept open
 
 
 class _Kind(NamedTuple):
@@ -73,6 +74,7 @@ class _Whole:
             pass
         self.session.cache.length = self.session.cache.capacity
         self.kept = {name: t.clone() for name, t in self.session.cache.materialised().items()}
+        self.bytes = 2 * sum(t.nbytes for t in self.kept.values())
 
     def restore(self, anchor: int) -> None:
         """Undo what drafts wrote from `anchor` on: it is no part of the text."""
@@ -85,8 +87,9 @@ class Refinements:
     """Drafts and blocks from anchors of replayed texts, made when asked for and kept.
 
     table: decoders.replay.replay of `prompts`. rounds: the most that a DAS-Wave may have. start_state, seed, prefix: as for decoding.
-    One text's cache is held at a time, so ask text by text. Raises SettingError where prompts and texts do not fit each other, and what
-    decoding raises.
+    Of long texts or large models one text's cache is held at a time, so ask text by text.
+
+    Raises SettingError where prompts and texts do not fit each other, and what decoding raises.
     """
 
     def __init__(self, model: Any, prompts: Sequence[Any], table: ReplayResult, rounds: int = 24, start_state=None, seed: int = 0,
@@ -96,7 +99,7 @@ class Refinements:
             raise SettingError(f"the replay has {len(self.texts)} texts and there are {len(prompts)} prompts; replay the same prompts")
         self._ids = [self.core.prompt_tokens(p).tolist() + t.tokens for p, t in zip(prompts, self.texts)]
         self._options = (start_state, seed, prefix)
-        self._open: tuple[int, _Whole] | None = None
+        self._open: dict[int, _Whole] = {}
         self._chains: dict[int, Chains] = {}
         self._made: dict[tuple[int, _Kind], dict[int, list[_Round]]] = {}
 
@@ -185,6 +188,13 @@ class Refinements:
         return Outcome(counts.recur - spared[0], counts.prelude, counts.readout, counts.rows - spared[1], proposed, sum(accepted), accepted,
                        {}, dict(sorted((+widths).items())))
 
+    def rounds_from(self, index: int, place: int, decoder: DASWave) -> list[list[int]]:
+        """The guesses of every round that `decoder` would make behind new token `place` (from 1 on: its block guesses from there on)."""
+        text = self.texts[index]
+        most = min(decoder.capacity, _MOST, max(text.limit - place - 1, 1))
+        history = self._refined(index, text.prompt_length + place - 1, most, decoder)
+        return [r.guesses[: decoder.width(j, most)] for j, r in enumerate(history)]
+
     def _freezes(self, decoder: DASWave) -> bool:
         return decoder.carry is None and not self.core.config.injects
 
@@ -210,11 +220,12 @@ class Refinements:
         return made[anchor]
 
     def _whole(self, index: int) -> _Whole:
-        if self._open is None or self._open[0] != index:
-            self._chains.clear()  # one text's cache at a time
-            self._open = None
-            self._open = index, _Whole(self.core, self._ids[index], self.texts[index].depth, *self._options)
-        return self._open[1]
+        if index not in self._open:
+            if sum(whole.bytes for whole in self._open.values()) * (len(self._open) + 1) > _HELD_BYTES * max(len(self._open), 1):
+                self._open.clear()
+                self._chains.clear()
+            self._open[index] = _Whole(self.core, self._ids[index], self.texts[index].depth, *self._options)
+        return self._open[index]
 
 
 def _stop(decoder: DASWave, guesses: Sequence[Sequence[int]], most: int, first: int) -> int:
