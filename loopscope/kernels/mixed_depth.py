@@ -7,10 +7,11 @@ the same source, slowly, for tests. triton is imported at the first call.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,6 +23,7 @@ Tensor = torch.Tensor
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_HEAD = 256
 _SHORTEST_SPAN, _MOST_SPLITS = 128, 32
+_FUSED = {"enable_fp_fusion": True}  # multiply and add in one rounding: said, since Triton's default is about to change
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +56,22 @@ def _splits(bound: int, span: int) -> int:
     return max(1, -(-bound // span))
 
 
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+
+def _where_it_lies(call: _Call) -> _Call:
+    """Launch on the device of the first tensor: Triton launches on the current one, and blocks may lie on others."""
+    @wraps(call)
+    def run(first: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if first.is_cuda and first.device.index != torch.cuda.current_device():
+            with torch.cuda.device(first.device):
+                return call(first, *args, **kwargs)
+        return call(first, *args, **kwargs)
+
+    return run  # type: ignore[return-value]
+
+
+@_where_it_lies
 def mixed_depth_attention(q: Tensor, keys: Tensor, values: Tensor, tables: RowTables, k_active: Tensor | None = None,
                           v_active: Tensor | None = None, scale: float | None = None, *, bound: int | None = None,
                           span: int | None = None, out: Tensor | None = None, workspace: Workspace | None = None) -> Tensor:
@@ -105,10 +123,11 @@ def mixed_depth_attention(q: Tensor, keys: Tensor, values: Tensor, tables: RowTa
     if total > 1:
         kernels.merge_splits[(n, heads)](
             z, workspace.top, workspace.total, workspace.z, tables.prefix_start, tables.prefix_end, heads, splits, *z.stride()[:2],
-            TOTAL=total, SPAN=span, D=d, BLOCK_D=fixed["BLOCK_D"], BLOCK_SPLITS=_power(total), num_warps=4)
+            TOTAL=total, SPAN=span, D=d, BLOCK_D=fixed["BLOCK_D"], BLOCK_SPLITS=_power(total), num_warps=4, **_FUSED)
     return z
 
 
+@_where_it_lies
 def place_rows(keys: Tensor, values: Tensor, tables: RowTables, k: Tensor, v: Tensor) -> None:
     """`write_rows` as one launch: the rows' own K/V [n, kv_heads, d] into the cache, before anything is read."""
     if tables.cell is None or not tables.count:
@@ -116,7 +135,7 @@ def place_rows(keys: Tensor, values: Tensor, tables: RowTables, k: Tensor, v: Te
     k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (k, v))
     _kernels(keys.device.type).place_rows[(tables.count, keys.shape[2])](
         keys, values, k, v, tables.sequence, tables.k_own, tables.v_own, tables.cell, *keys.stride()[:4], *values.stride()[:4],
-        *k.stride()[:2], *v.stride()[:2], D=keys.shape[-1], BLOCK_D=_power(keys.shape[-1]), num_warps=1)
+        *k.stride()[:2], *v.stride()[:2], D=keys.shape[-1], BLOCK_D=_power(keys.shape[-1]), num_warps=1, **_FUSED)
 
 
 # ---- helpers ------------------------------------------------------------------------------------------------------------
@@ -132,7 +151,7 @@ def _as_cache(active: Tensor) -> Tensor:
 def _constants(d: int, dtype: torch.dtype) -> dict[str, Any]:
     wide = max(16, _power(d))
     return {"D": d, "BLOCK_D": wide, "BLOCK": 32 if wide * dtype.itemsize >= 512 else 64, "num_warps": 4, "num_stages": 2,
-            "enable_fp_fusion": True}
+            **_FUSED}
 
 
 def _grouped_constants(shared: int, rows: int, d: int, dtype: torch.dtype) -> dict[str, Any]:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from decoders import Wavefront
 from loopscope.errors import SettingError
 from loopscope.kernels import RowTables, mixed_depth, write_rows
 from loopscope.kernels.mixed_depth import Workspace, mixed_depth_attention, place_rows
+from loopscope.kernels.plan import use_kernel
+from loopscope.random_models import make_random_core
 
 pytest.importorskip("triton")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}
@@ -144,6 +151,46 @@ def test_what_does_not_fit_is_refused(change, says):
     cache = torch.zeros(1, 1, 2, 9, 8)
     fitting = dict(q=torch.zeros(2, 2, 8), keys=cache, values=cache, tables=tables, k_active=torch.zeros(3, 2, 8),
                    v_active=torch.zeros(3, 2, 8))
-    assert mixed_depth_attention(**fitting).shape == (2, 2, 8)
+    assert mixed_depth_attention(*fitting.values()).shape == (2, 2, 8)
+    given = {**fitting, **change}
     with pytest.raises(SettingError, match=says):
-        mixed_depth_attention(**fitting | change)
+        mixed_depth_attention(given.pop("q"), **given)
+
+
+def test_a_wavefront_commits_the_same_tokens_by_the_kernel(monkeypatch):
+    """float32, prelude, core and coda through the interpreted kernel, the wave's rows in their own slots."""
+    core = make_random_core("raven", gain=0.3, dtype=torch.float32, n_prelude=1, n_core=1, n_coda=1)
+    plain = Wavefront(1).generate(core, [3, 1, 2], 6, depth=3, seed=1).tokens
+    launches = []
+
+    def counted(q, *args, **more):
+        launches.append(len(q))
+        return mixed_depth_attention(q, *args, **more)
+
+    monkeypatch.setattr("loopscope.kernels.plan.mixed_depth_attention", counted)
+    with use_kernel("interpret"):
+        assert Wavefront(1).generate(core, [3, 1, 2], 6, depth=3, seed=1).tokens == plain
+    assert max(launches) > 1 and len(launches) > 10
+
+
+def test_everything_but_the_kernel_runs_without_triton(tmp_path):
+    """A machine without triton decodes; asking for the kernel there says what is missing."""
+    code = """
+        import sys
+        sys.modules["triton"] = None
+        import torch
+        from decoders import Wavefront
+        from loopscope.errors import SettingError
+        from loopscope.kernels.plan import use_kernel
+        from loopscope.random_models import make_random_core
+        core = make_random_core("ouro", dtype=torch.float32, n_core=1)
+        print(len(Wavefront(1).generate(core, [1, 2], 3, depth=2).tokens))
+        with use_kernel("interpret"):
+            try:
+                Wavefront(1).generate(core, [1, 2], 3, depth=2)
+            except SettingError as error:
+                print(error)
+    """
+    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("3\nthe mixed-depth kernel needs triton, which cannot be imported here")
