@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,6 +52,8 @@ _MODULES = {
     "concept": "concept",
 }
 FORMATS = ("png", "svg", "pdf")
+# dates and random ids out: a redrawn figure that shows the same data is the same file
+METADATA = {"png": None, "svg": {"Date": None}, "pdf": {"CreationDate": None, "ModDate": None}}
 
 
 def kinds() -> tuple[str, ...]:
@@ -59,28 +61,34 @@ def kinds() -> tuple[str, ...]:
     return tuple(_MODULES)
 
 
-def draw(kind: str, frame: pd.DataFrame | Mapping[str, pd.DataFrame] | None, **options) -> Figure:
+def draw(kind: str, frame: pd.DataFrame | Mapping[str, pd.DataFrame] | None, *, preset: str = "page",
+         panels: Sequence[int] | None = None, **options) -> Figure:
     """Draw one table as one figure.
 
     frame: the tidy table named `kind` (docs/tables.md gives columns and units); the dashboard takes a dict of tables,
     the concept picture None. options: `model`, `task`, `start` choose rows; each figure's module documents its own.
     published=True lays the papers' values over a figure that has any (figures.published.KINDS).
+    preset: "page" (the figure's own size), "single" or "double" (a paper's columns; title and caption stay in `figure.note` only), or
+    "notebook" (figures.presets). panels: with one of those, only these panels, counted from 1 in reading order.
     Raises SettingError for an unknown kind, an empty table, a missing column, or a choice the table does not hold.
     """
     if kind not in _MODULES:
         near = closest(kind, _MODULES)
         raise SettingError(f"no figure is called {kind!r}{f' (did you mean {near}?)' if near else ''}; known: {', '.join(_MODULES)}")
-    from figures import published, style
+    from figures import presets, published, style
 
+    chosen = presets.preset(preset)
     if options.get("published") and kind not in published.KINDS:
         raise SettingError(f"no published values can be laid over the {kind} figure; they can over {', '.join(published.KINDS)}")
     if not options.get("published"):
         options.pop("published", None)
     module = import_module(f"figures.{_MODULES[kind]}")
-    with style.context():
+    with style.context(), style.room(chosen.room):
         figure = module.draw(frame, **options)
+        presets.apply(figure, chosen, panels)
         # Lay out once, here: every later save would solve the same layout again, the slowest part of drawing.
-        figure.draw_without_rendering()
+        for _ in range(1 if preset == "page" else 2):  # colour bars of a figure that changed its size need a second turn
+            figure.draw_without_rendering()
         figure.set_layout_engine(None)
     return figure
 
@@ -104,9 +112,7 @@ def save(figure: Figure, frame: pd.DataFrame | Mapping[str, pd.DataFrame] | None
         written = []
         with style.context():
             for kind in FORMATS:
-                # dates and random ids out: a redrawn figure that shows the same data is the same file
-                metadata = {"png": None, "svg": {"Date": None}, "pdf": {"CreationDate": None, "ModDate": None}}[kind]
-                figure.savefig(scratch / f"{name}.{kind}", dpi=style.DPI, metadata=metadata)
+                figure.savefig(scratch / f"{name}.{kind}", dpi=style.DPI, metadata=METADATA[kind])
                 written.append(f"{name}.{kind}")
         for stem, table in tables.items():
             write_table(table, scratch / f"{stem}.parquet")

@@ -28,7 +28,7 @@ def draw(frame, *, model=None, start=None):
         ax.set_xlabel("recurrence depth s")
         ax.set_ylabel("recurrence depth r")
         said.append(f"{task or 'prompts'}: depth {means.index[0]} to depth {means.columns[-1]} {style.number(means.iloc[0, -1], 3)}")
-    bar = fig.colorbar(image, ax=list(axes), shrink=0.8, pad=0.02)
+    bar = fig.colorbar(image, ax=axes[-1], shrink=0.8, pad=0.02)
     bar.set_label("linear CKA")
     bar.outline.set_visible(False)
     return style.finish(
@@ -37,3 +37,9 @@ def draw(frame, *, model=None, start=None):
         style.caption(frame, start, None, "Unbiased linear CKA over positions, mean over prompts; 1: alike but for rotation, scale"),
         f"Heat maps of linear CKA between states of {model}, depth against depth. {'; '.join(said)}.",
     )
+
+
+if __name__ == "__main__":
+    from figures.command import main
+
+    raise SystemExit(main("depth_similarity"))

@@ -30,14 +30,13 @@ def draw(frame, *, model=None, task=None):
         _bars(ax, table, measure)
         ax.set_title(title)
         ax.set_ylabel(label)
-    ax, other = lower.subplots(1, 2)
+    ax, other = lower.subplots(1, 2, sharey=True)
     _effects(ax, terms[terms["measure"] == EFFECT])
     ax.set_title("Effects on G")
     ax.set_xlabel("change in tokens committed per verification")
     _effects(other, terms[terms["measure"] == "time_speedup"])
     other.set_title("Effects on speed")
     other.set_xlabel("change in times faster than AR")
-    other.set_yticklabels([])
     alone = "" if table["carry"].any() else " Nothing can be carried: this model does not inject its embedding into the loop."
     return style.finish(
         fig,
@@ -100,3 +99,9 @@ def _alt(model, table, terms):
                      f"{style.number(r.time_speedup)}x" for r in table.itertuples())
     found = "; ".join(f"{_named(r.term)} {style.number(r.effect, sign=True)}" for r in terms[terms["measure"] == EFFECT].itertuples())
     return f"Bars per cell of the factorial on {model}, tokens committed per verification and speed over AR: {said}. Effects: {found}."
+
+
+if __name__ == "__main__":
+    from figures.command import main
+
+    raise SystemExit(main("factorial"))

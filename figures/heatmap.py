@@ -21,10 +21,11 @@ def draw(frame, *, model=None, start=None, task=None, prompt=None, first=0):
     shown = frame[frame["position"] >= first]
     style.check(shown, COLUMNS, "token_grid")
     positions, depths = sorted(shown["position"].unique())[:_MOST], sorted(frame["depth"].unique())
-    if len(depths) > _MOST:
+    if len(depths) > style.fitting(_MOST, 1.7, 0.5):
         depths = [d for d in depths if d & (d - 1) == 0 or d == depths[-1]]
     cells = shown.set_index(["position", "depth"])
     chance = cells["probability"].unstack("depth").loc[positions, depths]
+    letters = 9 if style.fitting(_MOST, 1.7, 0.8) >= len(depths) else 6
     fig = style.figure(max(5.2, 2.4 + 0.78 * len(depths)), 1.9 + 0.27 * len(positions))
     ax = fig.subplots()
     image = ax.imshow(chance.to_numpy(), aspect="auto", cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
@@ -32,7 +33,7 @@ def draw(frame, *, model=None, start=None, task=None, prompt=None, first=0):
         for x, depth in enumerate(depths):
             cell = cells.loc[(position, depth)]
             right = cell["final_rank"] == 1
-            ax.text(x, y, style.plain(_seen(cell["top_text"]), 9), ha="center", va="center", fontsize=style.TICK - 1,
+            ax.text(x, y, style.plain(_seen(cell["top_text"]), letters), ha="center", va="center", fontsize=style.TICK - 1,
                     fontweight="bold" if right else "normal", color=style.INK if cell["probability"] > 0.55 else "white")
     tokens = shown.drop_duplicates("position").set_index("position")["token"]
     ax.set_yticks(range(len(positions)), [f"{style.plain(_seen(tokens[p]), 12)}  {p}" for p in positions])
@@ -56,3 +57,9 @@ def draw(frame, *, model=None, start=None, task=None, prompt=None, first=0):
 
 def _seen(token):
     return str(token).replace(" ", "\u00b7")
+
+
+if __name__ == "__main__":
+    from figures.command import main
+
+    raise SystemExit(main("token_grid"))

@@ -13,19 +13,23 @@ MARKS = {  # event -> (label, marker, colour, filled)
 }
 
 
-def draw(frame, *, model=None, task=None, decoder=None, ticks=40, first_tick=0):
-    """Position (down) against tick (right), `ticks` of them from `first_tick`; a cell's number and shade is its depth after the tick."""
+def draw(frame, *, model=None, task=None, decoder=None, ticks=None, first_tick=0):
+    """Position (down) against tick (right), `ticks` from `first_tick` (default: 40, or what fits a narrow preset).
+
+    A cell's number and shade is its depth after the tick.
+    """
     style.check(frame, ("model", "task", "decoder", "tick", "position", "depth", "event", "token"), "trace")
     frame, model = style.choose(frame, "model", model, "trace", sorted(map(str, frame["model"].unique()))[:1])
     frame, task = style.choose(frame, "task", task, "trace", [t for t in style.TASKS] + sorted(map(str, frame["task"].unique())))
     frame, decoder = style.choose(frame, "decoder", decoder, "trace", _liveliest(frame))
+    ticks = style.fitting(40, 1.5, 0.19) if ticks is None else ticks
     shown = frame[(frame["tick"] >= first_tick) & (frame["tick"] < first_tick + ticks)]
     if shown.empty:
         raise SettingError(
             f"the trace has no ticks from {first_tick} to {first_tick + ticks - 1}; it ends at tick {int(frame['tick'].max())}"
         )
     wide, tall = _size(shown)
-    fig = style.figure(min(15.0, 2.6 + 0.31 * wide), min(13.0, 1.8 + 0.27 * max(tall, 4)))
+    fig = style.figure(min(15.0, 2.6 + 0.31 * max(wide, 6)), min(13.0, 1.8 + 0.27 * max(tall, 4)))
     ax = fig.subplots()
     panel(ax, shown, decoder)
     ax.set_xlabel("tick (one block call)")
@@ -125,3 +129,9 @@ def _alt(shown, decoder, committed):
         f"{committed} tokens were committed, {int(counts.get('draft', 0))} drafts made, {int(counts.get('accept', 0))} accepted and "
         f"{int(counts.get('reject', 0))} rejected."
     )
+
+
+if __name__ == "__main__":
+    from figures.command import main
+
+    raise SystemExit(main("trace"))

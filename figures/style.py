@@ -6,8 +6,11 @@ same without colour. Nothing here changes matplotlib's global settings: `context
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 import matplotlib
@@ -15,6 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from figures import presets
 from loopscope.errors import SettingError, closest
 
 if TYPE_CHECKING:
@@ -76,7 +80,9 @@ DECODERS = {
     "plain": Look("plain loop", "#999999", "P", (0, (1, 1))),
     "DtV": Look("draft-then-verify", "#E69F00", "s", (0, (6, 1.5))),
     "WFD": Look("wavefront", "#0077BB", "D", "-"),
+    "LoopSpec": Look("LoopSpec", "#009988", "p", (0, (4, 1))),
     "DAS-Wave": Look("DAS-Wave", "#AA3377", "^", (0, (3, 1, 1, 1))),
+    "PLD": Look("prompt lookup", "#999933", "X", (0, (1, 1))),
 }
 LOSSLESS, NOT_LOSSLESS = "lossless", ("approximate", "lossy")
 HATCHES = {"approximate": "...", "lossy": "++"}
@@ -127,8 +133,8 @@ _RC = {
     "figure.autolayout": False,
     "figure.constrained_layout.use": False,
     "svg.hashsalt": "loopscope",
-    "svg.fonttype": "path",
-    "pdf.fonttype": 3,
+    "svg.fonttype": "path",  # outlines: an SVG cannot carry a font along, and "none" would show whatever font the reader has
+    "pdf.fonttype": 42,  # TrueType, embedded: text can be searched and edited, and journals that refuse Type 3 take it
     "path.simplify": True,
 }
 
@@ -136,6 +142,24 @@ _RC = {
 def context():
     """matplotlib's settings for one drawing, restored afterwards whatever happens."""
     return matplotlib.rc_context(_RC)
+
+
+_ROOM = ContextVar("room", default=inf)
+
+
+@contextmanager
+def room(inches: float) -> Iterator[None]:
+    """For one drawing: how many inches at this page's type size there are across (figures.presets)."""
+    token = _ROOM.set(inches)
+    try:
+        yield
+    finally:
+        _ROOM.reset(token)
+
+
+def fitting(most: int, first: float, each: float) -> int:
+    """How many columns of `each` inches fit beside `first` inches of labels, at most `most`: all of them, but in a narrow preset."""
+    return most if _ROOM.get() == inf else int(min(most, max(1, (_ROOM.get() - first) // each)))
 
 
 def look(family: dict[str, Look], name: str) -> Look:
@@ -233,12 +257,35 @@ def finish(fig: Figure, title: str, caption: str, alt: str, handles: Sequence | 
 
     The panels are laid out in what these three leave free, so that none can cover data.
     """
-    height, below = fig.get_figheight(), wrap(caption, fig.get_figwidth())
+    fig.note, fig.legend_of = Note(title, caption, alt), (list(handles or ()), columns)
+    furnish(fig, presets.PRESETS["page"])
+    for ax in fig.axes:  # ticks are made lazily, perhaps outside our context: pin their look now
+        ax.tick_params(labelcolor=INK)
+    return fig
+
+
+def furnish(fig: Figure, preset: presets.Preset) -> None:
+    """What stands around the panels, anew and at the preset's size, as `finish` was told it."""
+    for old in (*fig.legends, *fig.texts):
+        old.remove()
+    fig._suptitle = None  # it was among the texts; matplotlib would go on writing into it
+    (handles, columns), (height, scale) = fig.legend_of, (fig.get_figheight(), preset.scale)
+    if preset.width != inf and handles:
+        longest = max(len(h.get_label()) for h in handles)  # about 0.55 of its size to a letter, and five letters for the mark
+        columns = max(1, min(len(handles), int(preset.width * 72 / (0.55 * TICK * scale * (longest + 7)))))
+    title = 0.42 if preset.words else 0.1 / scale
+    below = wrap(fig.note.caption, fig.get_figwidth() / scale) if preset.words else ""
     rows = -(-len(handles) // columns) if handles else 0
-    top, bottom = 0.42 + 0.21 * rows + 0.08 * (rows > 0), 0.15 + 0.165 * (below.count("\n") + 1)  # inches
+    top, bottom = (title + 0.21 * rows + 0.08 * (rows > 0)) * scale, (0.15 + 0.165 * (below.count("\n") + 1)) * scale  # inches
+    if not preset.words:
+        bottom = 0.0
+    if preset.width != inf:  # the panels keep their height
+        fig.set_figheight(height := height + top + bottom)
     fig.get_layout_engine().set(rect=(0, bottom / height, 1, 1 - (top + bottom) / height))
-    fig.suptitle(title, x=0.01, y=1 - 0.12 / height, ha="left", va="top", fontsize=TITLE, fontweight="bold", color=INK)
-    fig.text(0.01, 0.07 / height, below, ha="left", va="bottom", fontsize=NOTE, color=QUIET, linespacing=1.3)
+    if preset.words:
+        at = {"x": 0.01, "ha": "left"}
+        fig.suptitle(fig.note.title, y=1 - 0.12 * scale / height, va="top", fontsize=TITLE * scale, fontweight="bold", color=INK, **at)
+        fig.text(y=0.07 * scale / height, s=below, va="bottom", fontsize=NOTE * scale, color=QUIET, linespacing=1.3, **at)
     if handles:
         fig.legend(
             handles=_by_rows(handles, columns),
@@ -247,12 +294,9 @@ def finish(fig: Figure, title: str, caption: str, alt: str, handles: Sequence | 
             columnspacing=1.6,
             borderaxespad=0,
             borderpad=0,
-            bbox_to_anchor=(0.012, 1 - 0.44 / height),
+            fontsize=TICK * scale,
+            bbox_to_anchor=(0.012, 1 - (title + 0.02) * scale / height),
         )
-    for ax in fig.axes:  # ticks are made lazily, perhaps outside our context: pin their look now
-        ax.tick_params(labelcolor=INK)
-    fig.note = Note(title, caption, alt)
-    return fig
 
 
 def wrap(text: str, inches: float) -> str:
