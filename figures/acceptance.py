@@ -90,3 +90,9 @@ def looks(decoders):
             )
         )
     return out
+
+
+if __name__ == "__main__":
+    from figures.command import main
+
+    raise SystemExit(main("acceptance"))

@@ -21,3 +21,9 @@ def draw(frame, *, model=None):
         ("acceptance by draft depth", "Acceptance rate by the depth of the draft", "At each decoder's shallowest"),
         "Rates are pooled over prompts and drawn where {enough} drafts or more were compared; depth 0: copied from the text",
     )
+
+
+if __name__ == "__main__":
+    from figures.command import main
+
+    raise SystemExit(main("acceptance_by_depth"))

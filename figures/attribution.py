@@ -111,3 +111,9 @@ def _outside(ax, part):
     ax.set_xlabel("contribution (logits)")
     ax.set_title("summed over depth")
     return ", ".join(f"{n} {style.number(float(shown.loc[n, 'mean']), 2, True)}" for n in names)
+
+
+if __name__ == "__main__":
+    from figures.command import main
+
+    raise SystemExit(main("attribution"))

@@ -171,3 +171,9 @@ def _alt(table, heads):
                           for head in heads if (c := row["cells"].get(head)))
         said.append(f"{row['label']}: {found}.")
     return f"A table of {len(table)} claims. " + " ".join(said)
+
+
+if __name__ == "__main__":
+    from figures.command import main
+
+    raise SystemExit(main("claims"))

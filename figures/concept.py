@@ -80,3 +80,9 @@ def _cell(ax, x, y, face, edge, text="", line="-"):
     )
     if text:
         ax.text(x, y, text, ha="center", va="center", fontsize=style.LABEL, fontweight="bold", color=style.INK, zorder=7)
+
+
+if __name__ == "__main__":
+    from figures.command import main
+
+    raise SystemExit(main("concept"))

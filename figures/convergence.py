@@ -100,3 +100,9 @@ def _alt(model, means, tasks, channels, metric):
         for task in tasks
     )
     return f"Lines of {METRICS.get(metric, metric)} against recurrence depth on {model}, one per channel. At depth {first}: {said}."
+
+
+if __name__ == "__main__":
+    from figures.command import main
+
+    raise SystemExit(main("convergence"))

@@ -220,3 +220,9 @@ def _plan(ax, part):
 def _two_lines(decoder):
     family, _, rest = str(decoder).partition(" ")
     return f"{family}\n{rest}" if rest else family
+
+
+if __name__ == "__main__":
+    from figures.command import main
+
+    raise SystemExit(main("dashboard"))

@@ -67,3 +67,9 @@ def draw(frame, *, model=None, start=None, measure="agreement"):
         f"Heat map of {MEASURES.get(measure, measure)} on {model} by the depth of the prefix keys and values read. {'; '.join(said)}.",
         handles,
     )
+
+
+if __name__ == "__main__":
+    from figures.command import main
+
+    raise SystemExit(main("depth_grid"))

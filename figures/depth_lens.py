@@ -69,3 +69,9 @@ def _alt(model, frame):
     said = "; ".join(f"{task} ({style.look(style.STARTS, start).label}): {value:.3f}" for (task, start), value in means.items())
     shown = "agreement with full depth, KL, loss, entropy and margin"
     return f"Lines of {shown} against recurrence depth on {model}. Agreement at depth {first}: {said}."
+
+
+if __name__ == "__main__":
+    from figures.command import main
+
+    raise SystemExit(main("depth_lens"))

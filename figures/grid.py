@@ -56,3 +56,9 @@ def _handles(seen):
     from matplotlib.lines import Line2D
 
     return [Line2D([], [], marker=look.marker, color=look.colour, linestyle="none", label=name) for name, look in seen.items()]
+
+
+if __name__ == "__main__":
+    from figures.command import main
+
+    raise SystemExit(main("grid"))

@@ -63,3 +63,9 @@ def _map(fig, ax, part, most):
     bar = fig.colorbar(image, ax=ax, shrink=0.9, pad=0.02)
     bar.set_label("JS divergence (nats)")
     bar.outline.set_visible(False)
+
+
+if __name__ == "__main__":
+    from figures.command import main
+
+    raise SystemExit(main("head_stability"))

@@ -223,3 +223,9 @@ def _alt(model, found, tasks, probes):
             if len(told):
                 said.append(f"{task or 'prompts'}, {PROBES[probe].replace(chr(10), ' ')}: {_said(told)}")
     return f"Scatter of drafts accepted in the benchmark against probe values of the same prompts on {model}. {'; '.join(said)}."
+
+
+if __name__ == "__main__":
+    from figures.command import main
+
+    raise SystemExit(main("join"))

@@ -141,3 +141,9 @@ def _alt(model, table):
 
 def _times(value, basis):
     return f"{basis} {style.number(value)}x" if value == value else f"not {basis}"
+
+
+if __name__ == "__main__":
+    from figures.command import main
+
+    raise SystemExit(main("plan"))

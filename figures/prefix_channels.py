@@ -120,3 +120,9 @@ def _alt(model, table, lag, depth):
         f"Paired change in agreement with full depth when a draft on {model} reads the prefix at full depth. "
         f"At draft depth {depth}, lag {lag}: {said}."
     )
+
+
+if __name__ == "__main__":
+    from figures.command import main
+
+    raise SystemExit(main("prefix_channels"))

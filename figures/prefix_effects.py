@@ -73,3 +73,9 @@ def _alt(model, frame):
         f"{r.task} {style.look(style.POLICIES, r.policy).label} {r.effect:+.3f} [{r.low:+.3f}, {r.high:+.3f}]" for r in real.itertuples()
     )
     return f"Forest plot of paired effects on {model}. Change in agreement: {said}."
+
+
+if __name__ == "__main__":
+    from figures.command import main
+
+    raise SystemExit(main("prefix_effects"))

@@ -49,3 +49,9 @@ def draw(frame, *, model=None, start=None):
         style.handles_of(ax),
         1,
     )
+
+
+if __name__ == "__main__":
+    from figures.command import main
+
+    raise SystemExit(main("settle"))

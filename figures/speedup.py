@@ -98,3 +98,9 @@ def _alt(model, pairs, words):
         f"{task} {decoder} {r.time_speedup:.2f}x in time, {r.call_speedup:.2f}x in calls" for (task, decoder), r in means.iterrows()
     )
     return f"Bars of speedup over autoregressive decoding on {model}: {said}. {words}"
+
+
+if __name__ == "__main__":
+    from figures.command import main
+
+    raise SystemExit(main("bench"))

@@ -42,3 +42,9 @@ def draw(frame, *, model=None):
         list({h.get_label(): h for ax in axes for h in style.handles_of(ax)}.values()),
         4,
     )
+
+
+if __name__ == "__main__":
+    from figures.command import main
+
+    raise SystemExit(main("timing"))

@@ -112,3 +112,9 @@ def _patches():
     from matplotlib.patches import Patch
 
     return [Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=name) for (name, hatch), colour in zip(LABELS.values(), _COLOURS)]
+
+
+if __name__ == "__main__":
+    from figures.command import main
+
+    raise SystemExit(main("trajectories"))
