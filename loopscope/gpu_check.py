@@ -5,7 +5,9 @@
 Runs from a bare source tree with torch, transformers, numpy and pandas: no transformer-lens, typer or pyarrow.
 What is checked (docs/algorithms.md, 2.7): L0, float64: tokens equal plain decoding's on the device and on the CPU; L1,
 float32: tokens equal plain decoding's on the device; L2, bfloat16: a first difference counts as explained if the two best
-tokens there are nearer to each other than twice the largest logit deviation between two row counts.
+tokens there are nearer to each other than twice the largest logit deviation between two row counts. The attention kernel is held
+to its twin. Then published sizes with random weights, built on the device: tokens per second and share of the roofline of every decoder
+at forced acceptance (decoders/forced_speed.py), beside what the cost model predicts. --toy does all of it on small models.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loopscope.errors import LoopscopeError, SettingError
+from loopscope.errors import LoopscopeError, OutOfMemoryError, SettingError
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from loopscope.models.looped import LoopedCore
 
 _TOKENS, _TOY_TOKENS = 48, 16
+_CONTEXTS, _TOY_CONTEXTS = (1024, 2048, 8192), (24,)
+_SPEED_TOKENS, _TOY_SPEED_TOKENS = 65, 9
 
 
 def run(device: str = "cuda", toy: bool = False, out: str | None = None, seed: int = 0) -> int:
@@ -44,16 +48,21 @@ def run(device: str = "cuda", toy: bool = False, out: str | None = None, seed: i
 
         write_text(text, Path(out))
     bad = [f"{r['model']} {r['dtype']} {r['decoder']}" for r in result["decodes"] if not r["ok"]]
-    print(f"{len(result['decodes'])} decodes on {result['device']}: " + ("all hold" if not bad else f"FAILED: {', '.join(bad)}"),
-          file=sys.stderr)
+    bad += [f"kernel {r['dtype']} d_head {r['d_head']} rows {r['rows']}" for r in result["kernel"]["checks"] if not r["ok"]]
+    print(f"{len(result['decodes'])} decodes and {len(result['kernel']['checks'])} kernel calls on {result['device']}: "
+          + ("all hold" if not bad else f"FAILED: {', '.join(bad)}"), file=sys.stderr)
     return 1 if bad else 0
 
 
 def check(device: str = "cuda", *, toy: bool = False, seed: int = 0, say=lambda line: None) -> dict[str, Any]:
-    """The facts of the machine, one record per (model, dtype, decoder, prompt length), and call times per model and dtype."""
+    """The facts of the machine, and records: kernel (per shape and dtype), decodes (per model, dtype, decoder and prompt length), timings
+    (of calls, per model and dtype), and speed (per published size, context, decoder and acceptance)."""
     import torch
 
     where = _device(device)
+    if where.type == "cpu":
+        torch.set_num_threads(1)  # small products on two threads wait for each other, ten times as long where others run too
+    kernel = _kernel(where, seed, toy)
     decodes, timings = [], []
     for name, build, dtypes in _models(toy, seed):
         for dtype in dtypes:
@@ -65,7 +74,45 @@ def check(device: str = "cuda", *, toy: bool = False, seed: int = 0, say=lambda 
             say(f"{name} {dtype}: {time.perf_counter() - begin:.0f} s")
     hardware = torch.cuda.get_device_name(where) if where.type == "cuda" else platform.machine()
     return {"device": str(where), "hardware": hardware, "torch": torch.__version__, "python": platform.python_version(), "seed": seed,
-            "toy": toy, "decodes": decodes, "timings": timings}
+            "toy": toy, "kernel": kernel, "decodes": decodes, "timings": timings, "speed": _speed(where, seed, toy, say)}
+
+
+def _kernel(device: torch.device, seed: int, toy: bool) -> dict[str, Any]:
+    """Kernel against twin; without triton nothing is checked, and that is said."""
+    from importlib.util import find_spec
+
+    if find_spec("triton") is None:
+        return {"checks": [], "skipped": "triton is not installed"}
+    from loopscope.kernels.check import kernel_checks
+
+    return {"checks": kernel_checks(device, seed, toy or device.type != "cuda"), "skipped": ""}
+
+
+def _speed(device: torch.device, seed: int, toy: bool, say) -> dict[str, Any]:
+    """Every published size at every context and acceptance; where memory does not suffice, that is said instead."""
+    import torch
+
+    from decoders.forced_speed import ALPHAS, forced_speed, summary
+    from decoders.roofline import bandwidth
+    from loopscope.full_size import SIZES, full_size
+
+    reaches, records, skipped = bandwidth(device), [], []
+    dtype = torch.float32 if toy else torch.bfloat16
+    for name in SIZES if toy or device.type == "cuda" else ():
+        contexts = _TOY_CONTEXTS if toy else _CONTEXTS
+        core = full_size(name, device, dtype, context=2 * contexts[-1], seed=seed, toy=toy)
+        for context in contexts:
+            try:
+                found = forced_speed(core, context, ALPHAS[::3] if toy else ALPHAS, _TOY_SPEED_TOKENS if toy else _SPEED_TOKENS,
+                                     repeats=1 if toy else 2, seed=seed, reaches=reaches, calibrate_seconds=0.2 if toy else 5.0)
+            except (OutOfMemoryError, torch.OutOfMemoryError) as error:
+                skipped.append({"model": core.source, "context": context, "why": str(error)})
+                continue
+            records += [{"model": core.source, "dtype": str(dtype).removeprefix("torch."), **r} for r in found]
+            for line in summary(found):
+                say(f"{core.source}, {context} positions: {line}")
+        del core
+    return {"bytes_per_second": reaches, "records": records, "skipped": skipped}
 
 
 def _device(name: str) -> torch.device:
