@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -98,7 +98,7 @@ class BenchResult(Result):
 
 def bench(model, prompts: Iterable[Any], decoders: Sequence[Decoder], task: str = "", max_new_tokens: int = 64, repeats: int = 1,
           seed: int = 0, *, depth: int | None = None, start_state=None, stop: Sequence[str] = (), sampling: Sampling | None = None,
-          warmup_tokens: int = 12, model_name: str | None = None, journal: Journal | None = None,
+          warmup_tokens: int = 12, model_name: str | None = None, journal: Journal | None = None, only: Container[int] | None = None,
           progress: Callable[[int, int, str], None] | None = None) -> BenchResult:
     """Run every decoder on every prompt `repeats` times.
 
@@ -107,7 +107,8 @@ def bench(model, prompts: Iterable[Any], decoders: Sequence[Decoder], task: str 
     the tokens differ from AR's (a difference in length counts too), reference_mismatches those where they differ from the
     reference's; repetition_rate is the share of 4-grams of the output that occurred before in it, since text that repeats itself
     is easy to draft. journal: an open Journal, which keeps every prompt as soon as it is decoded; those it holds already are not decoded
-    again. progress: called with (decodes done, decodes planned, label).
+    again. only: decode these prompts (by index; default: all), as one of several processes that share a benchmark does. progress:
+    called with (decodes done, decodes planned, label).
     Raises what `generate` raises, SettingError for no prompts, no repeats, two decoders of one label or sampling by rejection, and
     RunFolderError for a journal that was begun otherwise.
     """
@@ -132,13 +133,14 @@ def bench(model, prompts: Iterable[Any], decoders: Sequence[Decoder], task: str 
         journal.begin(facts_of(core, prompts=prompts, decoders=decoders, model=name, task=task, depth=core.check_depth(depth), seed=seed,
                                start_state=start_state, max_new_tokens=max_new_tokens, repeats=repeats, stop=list(stop),
                                sampling=repr(sampling), warmup_tokens=warmup_tokens))
-    total, groups = len(prompts) * repeats * len(decoders), []
-    if journal is None or len(journal.groups) < len(prompts) * repeats:
+    turns = [turn for turn in range(repeats * len(prompts)) if only is None or turn % len(prompts) in only]
+    total, groups = len(turns) * len(decoders), []
+    if len(turns) > (0 if journal is None else len(journal.groups)):
         for d in decoders:
             d.generate(core, prompts[0], max_new_tokens=min(warmup_tokens, max_new_tokens), **options)
     first: dict[int, dict[str, list[int]]] = {}
     with _nothing_old_to_collect():
-        for turn in range(repeats * len(prompts)):
+        for number, turn in enumerate(turns):
             repeat, index = divmod(turn, len(prompts))
             group = None if journal is None else journal.groups.get((index, repeat))
             if group is None:
@@ -147,12 +149,12 @@ def bench(model, prompts: Iterable[Any], decoders: Sequence[Decoder], task: str 
                     d = decoders[(order + turn) % len(decoders)]
                     outcomes[d.label] = order, _timed(d, core, prompts[index], max_new_tokens, stop, options)
                     if progress is not None:
-                        progress(turn * len(decoders) + order + 1, total, d.label)
+                        progress(number * len(decoders) + order + 1, total, d.label)
                 group = _group((name, task, index), repeat, decoders, outcomes, first.get(index), _words(sampling))
                 if journal is not None:
                     journal.add(group)
             elif progress is not None:
-                progress((turn + 1) * len(decoders), total, "")
+                progress((number + 1) * len(decoders), total, "")
             first.setdefault(index, group.tokens)
             groups.append(group)
     meta = {"max_new_tokens": max_new_tokens, "seed": seed, "repeats": repeats, "depth": core.check_depth(depth), "prompts": len(prompts),

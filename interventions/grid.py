@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from interventions.prefix import draft_depths_of
 from loopscope.errors import DepthError
 from loopscope.records import Result
 from loopscope.rows import ReadPolicy
-from probes.inputs import core_of, name_of, read_prompts, start_label
+from probes.inputs import chosen, core_of, name_of, read_prompts, start_label
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,8 @@ class DepthGridResult(Result):
 @torch.inference_mode()
 def depth_grid(model: Any, prompts: Iterable[Any], draft_depth: int = 2, depths: Iterable[int] | None = None, *, task: str = "",
                model_name: str | None = None, depth: int | None = None, start_state: str | Tensor | None = None, seed: int = 0,
-               new_tokens: int = 0, max_positions: int = 96, progress: bool = True) -> DepthGridResult:
+               new_tokens: int = 0, max_positions: int = 96, only: Container[int] | None = None,
+               each: Callable[[int, Mapping[str, list]], None] | None = None, progress: bool = True) -> DepthGridResult:
     """Agreement and KL of a draft right behind the prefix (lag 1), its prefix read at (kappa, nu) for all pairs of `depths`.
 
     draft_depth: recurrences of the draft. depths: what kappa and nu run over (default: powers of two up to T, and T).
@@ -49,14 +50,18 @@ def depth_grid(model: Any, prompts: Iterable[Any], draft_depth: int = 2, depths:
     tokens = read_prompts(core, prompts, 2, "a draft behind one verified token")
     name, start = name_of(core, model_name), start_label(core, start_state)
     rows: list[tuple] = []
-    for index, ids in enumerate(tqdm(tokens, desc=f"depth grid {name}", unit="prompt", disable=not progress)):
+    for index in tqdm(chosen(tokens, only), desc=f"depth grid {name}", unit="prompt", disable=not progress):
+        ids, found = tokens[index], []
         whole = greedy_continuation(core, ids, new_tokens, full, start_state, seed)
         target = target_pass(core, whole, full, start_state, seed)
         anchors = anchors_of(target.length, 1, max_positions, len(ids) if new_tokens else 1)
         for k in grid:
             for v in grid:
                 pair = compare(core, target, anchors, (draft_depth,), (1,), ReadPolicy(k, v))[draft_depth, 1]
-                rows.append((name, task, index, start, draft_depth, k, v, *pair, len(anchors)))
+                found.append((name, task, index, start, draft_depth, k, v, *pair, len(anchors)))
+        rows += found
+        if each is not None:
+            each(index, {DepthGridResult.kind: found})
     frame = pd.DataFrame(rows, columns=list(DepthGridResult.columns))
     return DepthGridResult(frame, {"depth": full, "seed": seed, "prompts": len(tokens), "new_tokens": new_tokens,
                                    "max_positions": max_positions})

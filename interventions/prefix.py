@@ -7,7 +7,7 @@ K/V are current under every policy; only the verified prefix is read from anothe
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from interventions.drafts import Target, anchors_of, compare, deep_values, greed
 from loopscope.errors import DepthError, SettingError
 from loopscope.records import Result
 from loopscope.rows import POLICIES, ReadPolicy
-from probes.inputs import check_names, core_of, name_of, read_prompts, start_label
+from probes.inputs import check_names, chosen, core_of, name_of, read_prompts, start_label
 from probes.nulls import generator
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ class PrefixChannelsResult(Result):
 def prefix_channels(model: Any, prompts: Iterable[Any], depths: Iterable[int] | None = None, policies: Iterable[str] = POLICIES,
                     lags: Iterable[int] = LAGS, controls: Iterable[str] = CONTROLS, *, task: str = "", model_name: str | None = None,
                     depth: int | None = None, start_state: str | Tensor | None = None, seed: int = 0, new_tokens: int = 0,
-                    max_positions: int = 96, progress: bool = True) -> PrefixChannelsResult:
+                    max_positions: int = 96, only: Container[int] | None = None,
+                    each: Callable[[int, Mapping[str, list]], None] | None = None, progress: bool = True) -> PrefixChannelsResult:
     """Agreement and KL of drafts at depth d against the full-depth target, by read policy and lag.
 
     model: LoopedCore or LoopedModel. prompts: texts or token ids. new_tokens: 0 measures on the prompts themselves;
@@ -60,6 +61,9 @@ def prefix_channels(model: Any, prompts: Iterable[Any], depths: Iterable[int] | 
     controls (with the deep_v policy only): the prefix's full-depth values "shuffled_v" over positions, taken from the
     next prompt ("other_prompt_v"; left out with a warning if there is one prompt only), or replaced by Gaussian noise of
     the same norm per position and head ("noise_v").
+
+    only: measure these prompts (by index; default: all); the next prompt, whose values a control reads, is still the next of all.
+    each: called with a prompt's index and {table: its rows} as soon as it is measured.
 
     Prelude and coda K/V of the prefix are those of full depth, as in a decoder. At depth T the aligned draft is the
     target itself; a deep policy is not, because its recurrences before T read another depth.
@@ -85,14 +89,19 @@ def prefix_channels(model: Any, prompts: Iterable[Any], depths: Iterable[int] | 
         return target_pass(core, ids, full, start_state, seed)
 
     rows: list[tuple] = []
-    following = run(0)
-    for index in tqdm(range(len(tokens)), desc=f"prefix channels {name}", unit="prompt", disable=not progress):
-        target = following
-        following = run((index + 1) % len(tokens)) if len(tokens) > 1 else target
+    ahead: tuple[int, Target] | None = None  # the next prompt was read as the other one of this prompt
+    for index in tqdm(chosen(tokens, only), desc=f"prefix channels {name}", unit="prompt", disable=not progress):
+        target = ahead[1] if ahead is not None and ahead[0] == index else run(index)
+        after = (index + 1) % len(tokens)
+        following = run(after) if len(tokens) > 1 else target
+        ahead, found = (after, following), []
         anchors = anchors_of(target.length, max(lags), max_positions, len(tokens[index]) if new_tokens else 1)
         for policy, control, used in _conditions(target, following, policies, controls, seed, index):
             measured = compare(core, used, anchors, draft_depths, lags, ReadPolicy.named(policy, full))
-            rows += [(name, task, index, start, d, g, policy, control, *pair, len(anchors)) for (d, g), pair in measured.items()]
+            found += [(name, task, index, start, d, g, policy, control, *pair, len(anchors)) for (d, g), pair in measured.items()]
+        rows += found
+        if each is not None:
+            each(index, {PrefixChannelsResult.kind: found})
     frame = pd.DataFrame(rows, columns=list(PrefixChannelsResult.columns))
     return PrefixChannelsResult(frame, {"depth": full, "seed": seed, "prompts": len(tokens), "new_tokens": new_tokens,
                                         "max_positions": max_positions})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,6 +54,11 @@ def read_prompts(core: LoopedCore, prompts: str | Iterable[Any], least: int, why
                               "give a longer prompt")
         tokens.append(ids)
     return tokens
+
+
+def chosen(prompts: Sequence[Any], only: Container[int] | None) -> list[int]:
+    """The indices of the prompts to measure: all, or those in `only`."""
+    return [index for index in range(len(prompts)) if only is None or index in only]
 
 
 def check_names(given: Iterable[str], known: tuple[str, ...], what: str) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from loopscope.records import Result, read_table
 from loopscope.rows import Chain
 from probes.distance import entropy_nats, kl_nats, log_probabilities
-from probes.inputs import check_finite, core_of, name_of, read_prompts, start_label
+from probes.inputs import check_finite, chosen, core_of, name_of, read_prompts, start_label
 from probes.recording import Recording
 
 
@@ -52,7 +52,8 @@ class DepthLensResult(Result):
 
 @torch.inference_mode()
 def depth_lens(model: Any, prompts: Iterable[Any], *, task: str = "", model_name: str | None = None, depth: int | None = None,
-               start_state: str | Tensor | None = None, seed: int = 0, progress: bool = True) -> DepthLensResult:
+               start_state: str | Tensor | None = None, seed: int = 0, only: Container[int] | None = None,
+               each: Callable[[int, Mapping[str, list]], None] | None = None, progress: bool = True) -> DepthLensResult:
     """Logits at each depth r = 1..T through the model's own readout, compared with those at T.
 
     model: LoopedCore or LoopedModel. prompts: texts or token ids, at least 2 tokens each. Columns: top-1 agreement
@@ -62,6 +63,8 @@ def depth_lens(model: Any, prompts: Iterable[Any], *, task: str = "", model_name
     This is the classical lens: the whole sequence is read out at depth r. Where the coda has attention (Huginn) a row
     therefore attends to coda keys and values of depth r, while a decoder keeps those of verified positions at full
     depth. For what a decoder's draft would see use interventions.prefix_channels.
+
+    only, each: as in convergence.
 
     Raises PromptError, DepthError, ContextError, SettingError, NumericsError. Source: algorithms.md 3 (Depth lens).
     """
@@ -73,7 +76,8 @@ def depth_lens(model: Any, prompts: Iterable[Any], *, task: str = "", model_name
     name, start = name_of(core, model_name), start_label(core, start_state)
     rows: list[tuple] = []
     settled: list[tuple] = []
-    for index, ids in enumerate(tqdm(tokens, desc=f"depth lens {name}", unit="prompt", disable=not progress)):
+    for index in tqdm(chosen(tokens, only), desc=f"depth lens {name}", unit="prompt", disable=not progress):
+        ids, found = tokens[index], []
         recorded = Recording(core, ids, depth=depth, start_state=start_state, seed=seed)
         full = recorded.logits
         check_finite(full, "a full-depth pass")
@@ -81,10 +85,13 @@ def depth_lens(model: Any, prompts: Iterable[Any], *, task: str = "", model_name
         top, x = [], core.embed(core.as_tokens(ids))
         for r, state in enumerate(recorded.states(), start=1):
             logits = full if r == depth else core.read(core.carrying(state[None], x), Chain(0, len(ids), r))[0]
-            rows.append((name, task, index, start, r, *_measure(logits, log_full, ids), len(ids)))
+            found.append((name, task, index, start, r, *_measure(logits, log_full, ids), len(ids)))
             top.append(logits.argmax(-1))
         counts = torch.bincount(settle_depths(torch.stack(top)), minlength=depth + 1)[1:].tolist()
-        settled += [(name, task, index, start, r, count) for r, count in enumerate(counts, start=1)]
+        counted = [(name, task, index, start, r, count) for r, count in enumerate(counts, start=1)]
+        rows, settled = rows + found, settled + counted
+        if each is not None:
+            each(index, {DepthLensResult.kind: found, SettleResult.kind: counted})
     meta = {"depth": depth, "seed": seed, "prompts": len(tokens)}
     settle = SettleResult(pd.DataFrame(settled, columns=list(SettleResult.columns)), meta)
     return DepthLensResult(pd.DataFrame(rows, columns=list(DepthLensResult.columns)), meta, settle)

@@ -7,7 +7,7 @@ vectors look alike (token mean removed); and Q, K and V are linear maps of one n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 
 from loopscope.records import Result
 from probes.distance import cosine, relative_l2
-from probes.inputs import check_finite, check_names, core_of, name_of, read_prompts, start_label
+from probes.inputs import check_finite, check_names, chosen, core_of, name_of, read_prompts, start_label
 from probes.nulls import apply_channel, channel_weights, generator, random_map, random_weight_model
 from probes.recording import Recording
 
@@ -42,6 +42,7 @@ class ConvergenceResult(Result):
 @torch.inference_mode()
 def convergence(model: Any, prompts: Iterable[Any], *, task: str = "", model_name: str | None = None, depth: int | None = None,
                 start_state: str | Tensor | None = None, seed: int = 0, nulls: Iterable[str] = NULLS, rotated: bool = False,
+                only: Container[int] | None = None, each: Callable[[int, Mapping[str, list]], None] | None = None,
                 progress: bool = True) -> ConvergenceResult:
     """Cosine and relative L2 of X^r to X^T for X in Q, K, V, attention output and state, by layer and depth r = 1..T.
 
@@ -57,6 +58,9 @@ def convergence(model: Any, prompts: Iterable[Any], *, task: str = "", model_nam
       random_map          for Q, K, V: the same normed states through a random matrix with the channel's own singular
                           values (bias and heads as in the original), one draw per layer and channel.
 
+    only: measure these prompts (by index; default: all), as one of several processes that share a run does. each: called with a
+    prompt's index and {table: its rows} as soon as it is measured.
+
     Raises PromptError, DepthError, ContextError, SettingError, NumericsError. Source: algorithms.md 3 (Convergence).
     """
     import pandas as pd
@@ -69,7 +73,8 @@ def convergence(model: Any, prompts: Iterable[Any], *, task: str = "", model_nam
     null_core = random_weight_model(core, seed) if "random_weights" in nulls else None
     maps = _random_maps(core, seed) if "random_map" in nulls else {}
     rows: list[tuple] = []
-    for index, ids in enumerate(tqdm(tokens, desc=f"convergence {name}", unit="prompt", disable=not progress)):
+    for index in tqdm(chosen(tokens, only), desc=f"convergence {name}", unit="prompt", disable=not progress):
+        ids, found = tokens[index], []
         settings = {"depth": depth, "start_state": start_state, "seed": seed}
         recorded = _record(core, ids, rotated, **settings)
         sources: list[tuple[str, Iterator]] = []
@@ -85,8 +90,11 @@ def convergence(model: Any, prompts: Iterable[Any], *, task: str = "", model_nam
         for null, source in sources:
             for channel, layer, values in source:
                 for metric, measured in distances(values).items():
-                    rows += [(name, task, index, start, null, channel, layer, r, metric, value, len(ids))
-                             for r, value in enumerate(measured, start=1)]
+                    found += [(name, task, index, start, null, channel, layer, r, metric, value, len(ids))
+                              for r, value in enumerate(measured, start=1)]
+        rows += found
+        if each is not None:
+            each(index, {ConvergenceResult.kind: found})
     frame = pd.DataFrame(rows, columns=list(ConvergenceResult.columns))
     return ConvergenceResult(frame, {"depth": depth, "seed": seed, "prompts": len(tokens), "rotated": rotated})
 

@@ -7,6 +7,10 @@ from typing import Annotated
 import typer
 
 from loopscope.cli.guard import guarded
+from loopscope.cli.options import (
+    Compare, Count, DType, Decoder, Decoders, Depth, Device, Grid, Limit, Model, OutMaybe, Positions, Read, Seed, Shots, Start,
+    SuiteFile, SuiteFormat, Task, Texts, Threads, Truncate,
+)
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
@@ -22,35 +26,6 @@ app = typer.Typer(
 
     MODEL is a shipped model (loopscope models), a folder with config.json and safetensors files, or a Hub id
     (organisation/name), which is fetched first.""")
-
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A shipped model's name (tiny-huginn, tiny-ouro), a folder or a Hub id.")]
-Task = Annotated[str, typer.Option(help="Built-in held-out prompts to use: maths (worked problems) or code (Python).")]
-Count = Annotated[int, typer.Option("--prompts", min=1, help="How many of them. Intervals are over prompts, so more is narrower.")]
-Texts = Annotated[list[str] | None, typer.Option("--prompt", help="Your own text instead of the built-in prompts; may be repeated.")]
-OutMaybe = Annotated[str | None, typer.Option("--out", help="Save tables and figures in this new folder.")]
-SuiteFile = Annotated[str | None, typer.Option("--suite", metavar="FILE", help="Prompts from a file of JSON lines instead: GSM8K, "
-                                               "MATH-500, HumanEval, MBPP, Spec-Bench, plain texts or chats (docs/suites.md).")]
-SuiteFormat = Annotated[str | None, typer.Option(metavar="NAME", help="Its format. Default: seen from the fields of its first line.")]
-Limit = Annotated[int | None, typer.Option(help="With --suite: at most so many prompts. Default: all.")]
-Shots = Annotated[int | None, typer.Option(help="With --suite: worked examples before each question, from the file's first rows.")]
-Truncate = Annotated[str | None, typer.Option(metavar="left", help="With --suite: cut prompts that are too long on the left. "
-                                              "Default: refuse them.")]
-Start = Annotated[str, typer.Option(help="Start state of the loop: keyed (the checkpoint's own random draw, fixed per seed and position) "
-                                         "or zero. Models without a start state ignore it.")]
-Depth = Annotated[int | None, typer.Option(help="Full depth T: recurrences per token. Default: the model's own.")]
-Seed = Annotated[int, typer.Option(help="Keys the start state, the bootstrap and every other draw.")]
-Positions = Annotated[int, typer.Option("--positions", min=1, help="At most so many positions per prompt, evenly spread.")]
-Grid = Annotated[bool, typer.Option("--grid", help="Also read keys and values at every pair of depths.")]
-Decoder = Annotated[str, typer.Option(metavar="NAME", help="ar (plain, all T recurrences per token), dtv (draft a block, then verify it), "
-                                      "wfd (wavefront: tokens a few recurrences apart run together), loopspec (a wave that may propose "
-                                      "twice), das-wave (refine a block of guesses, then verify), pld (copy what followed the same words "
-                                      "before), or a label from a table, such as 'DtV d=1 K=8 deep_kv'.")]
-Decoders = Annotated[list[str] | None, typer.Option("--decoder", metavar="NAME", help="Decoders to compare with ar: names or labels; may "
-                                                    "be repeated. Default: a common setting of each.")]
-Read = Annotated[str | None, typer.Option(help="dtv, das-wave: depth at which drafts read the prefix: aligned, deep_v, deep_k, deep_kv.")]
-Compare = Annotated[bool, typer.Option("--compare", help="Also decode with ar, compare the tokens, and say how much faster it was.")]
-Threads = Annotated[int, typer.Option(min=1, help="CPU threads. One is fastest for the shipped models: they are small.")]
-
 
 def _version(wanted: bool) -> None:
     if wanted:
@@ -97,20 +72,22 @@ def probe(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Texts 
           new_tokens: Annotated[int, typer.Option("--new-tokens", min=0, help="Greedy tokens that continue each prompt before it is "
                                                   "read. 0: the prompt alone.")] = 0,
           suite: SuiteFile = None, suite_format: SuiteFormat = None, limit: Limit = None, shots: Shots = None, truncate: Truncate = None,
-          seed: Seed = 0, threads: Threads = 1) -> None:
+          seed: Seed = 0, device: Device = None, dtype: DType = None, threads: Threads = 1) -> None:
     """What changes with recurrence depth.
 
     Two probes. Convergence: how near the queries, keys, values, attention outputs and the state of depth r are to those of
     full depth (cosine and relative L2), beside three nulls that say how much of it means nothing. Depth lens: the model's
     output if it stopped at depth r: how often its first choice is already the final one (agreement), and how far its
     distribution still is (KL, in nats).
+
+    Under torchrun each process measures its share of the prompts; loopscope merge puts them together (docs/howto/scale.md).
     """
     from loopscope.cli.study import run_probe
     from loopscope.cli.suite import texts_or_suite
 
     texts, _ = texts_or_suite(prompt, suite, suite_format, limit, shots, truncate, new_tokens + 1)
     run_probe(model, task=task, count=prompts, texts=texts, out=out, start=start, depth=depth, new_tokens=new_tokens, seed=seed,
-              threads=threads)
+              threads=threads, device=device, dtype=dtype)
 
 
 @app.command(short_help="What a draft gains by reading the prefix deeper.")
@@ -122,20 +99,22 @@ def intervene(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Te
               positions: Positions = 96, grid: Grid = False,
               draft_depth: Annotated[int, typer.Option(min=1, help="Recurrences of the draft in the grid.")] = 1,
               suite: SuiteFile = None, suite_format: SuiteFormat = None, limit: Limit = None, shots: Shots = None,
-              truncate: Truncate = None, seed: Seed = 0, threads: Threads = 1) -> None:
+              truncate: Truncate = None, seed: Seed = 0, device: Device = None, dtype: DType = None, threads: Threads = 1) -> None:
     """What happens if a shallow draft reads the prefix at another depth.
 
     A draft that has run d of T recurrences attends to the prefix: by default to the keys and values that the prefix had at
     the same depth (aligned). Here it reads the prefix's values (deep_v, "Mature-V"), keys (deep_k) or both (deep_kv) at full
     depth instead. Agreement: how often the draft's token is the full-depth token. Effects are paired differences to aligned
     with bootstrap intervals over prompts; controls read shuffled values, another prompt's values, and noise.
+
+    Under torchrun each process measures its share of the prompts; loopscope merge puts them together (docs/howto/scale.md).
     """
     from loopscope.cli.study import run_intervene
     from loopscope.cli.suite import texts_or_suite
 
     texts, _ = texts_or_suite(prompt, suite, suite_format, limit, shots, truncate, new_tokens + 1)
     run_intervene(model, task=task, count=prompts, texts=texts, out=out, start=start, depth=depth, new_tokens=new_tokens,
-                  positions=positions, grid=grid, draft_depth=draft_depth, seed=seed, threads=threads)
+                  positions=positions, grid=grid, draft_depth=draft_depth, seed=seed, threads=threads, device=device, dtype=dtype)
 
 
 @app.command(short_help="Continue prompts with any decoder.")
@@ -170,6 +149,8 @@ def decode(
     seed: Seed = 0,
     stream: Annotated[bool, typer.Option("--stream", help="Print text as soon as it is committed. Ctrl-C ends it.")] = False,
     compare: Compare = False,
+    device: Device = None,
+    dtype: DType = None,
     threads: Threads = 1,
 ) -> None:
     """Continue prompts with any decoder, greedily or by sampling.
@@ -185,11 +166,16 @@ def decode(
       loopspec  --draft-depth 1 --second-depth 2 --gate 0
       das-wave  --rounds 12 --updates 1 --growth 1 --read deep_kv
       pld       --block 8
+
+    Settings that have no option of their own are written into the name, as tables print it:
+      'DAS-Wave J=12 k=1 W=2 gamma=32 carry=off bonus=on'   W: initial width; gamma: capacity of the block
+      'LoopSpec d1=1 d2=2 lanes=4'                          lanes: at most so many tokens in flight
+      'PLD K=8 n=3'                                         n: longest n-gram that is looked up
     """
     from loopscope.cli.decode import run_decode
 
     run_decode(model, prompt, decoder, max_new_tokens=max_new_tokens, depth=depth, stop=tuple(stop or ()), start=start, seed=seed,
-               compare=compare, stream=stream, threads=threads,
+               compare=compare, stream=stream, threads=threads, device=device, dtype=dtype,
                sampling={"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "sampler": sampler},
                draft_depth=draft_depth, block=block, redraft=redraft, second_depth=second_depth, gate=gate, rounds=rounds, updates=updates,
                growth=growth, stable=stable, read=read, slots=slots, exit=exit)
@@ -209,7 +195,8 @@ def bench(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Texts 
                                                         "use.")] = False,
           plain_loop: Annotated[bool, typer.Option("--plain-loop", help="Also time a plain cached loop over the same modules, written as "
                                                    "a user of transformers would: is ar a fair baseline?")] = False,
-          depth: Depth = None, start: Start = "keyed", seed: Seed = 0, threads: Threads = 1) -> None:
+          depth: Depth = None, start: Start = "keyed", seed: Seed = 0, device: Device = None, dtype: DType = None,
+          threads: Threads = 1) -> None:
     """Time decoders against plain decoding on the same prompts: built-in ones, your own, or those of a file (--suite).
 
     Orders alternate, warm-up is left out, prefill is timed apart, and every output is compared with plain decoding's, token by
@@ -217,14 +204,16 @@ def bench(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Texts 
     compared with the plain decoding that makes the same approximation.
 
     With --out every prompt is kept in DIR.partial as soon as it is decoded. After Ctrl-C, a kill or a power cut the same command goes
-    on from there, if model, settings, prompts, code and machine are the same.
+    on from there, if model, settings, prompts, code and machine are the same. Under
+    torchrun each process decodes its share of the prompts; loopscope merge puts them together (docs/howto/scale.md).
     """
     from loopscope.cli.bench import run_bench
     from loopscope.cli.suite import texts_or_suite
 
     texts, new = texts_or_suite(prompt, suite, suite_format, limit, shots, truncate, max_new_tokens, 64, as_published)
     run_bench(model, decoder, task=task, count=prompts, texts=texts, out=out, max_new_tokens=new, repeats=repeats, depth=depth, start=start,
-              seed=seed, threads=threads, plain_loop=plain_loop, fresh=fresh, all_definitions=all_definitions)
+              seed=seed, threads=threads, plain_loop=plain_loop, fresh=fresh, all_definitions=all_definitions,
+              device=device, dtype=dtype)
 
 
 @app.command(short_help="DAS-Wave's eight switches: carry x deep K x deep V.")
@@ -287,11 +276,12 @@ def grid(models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]..."
 
 @app.command(short_help="Redraw a run from its tables.")
 @guarded
-def figures(folder: Annotated[str, typer.Argument(metavar="DIR", help="A run folder that `loopscope report` made.")],
+def figures(folder: Annotated[str, typer.Argument(metavar="DIR", help="A folder that `loopscope report` made, or another command's "
+                                           "--out.")],
             out: Annotated[str | None, typer.Option("--out", help="Draw into this new folder. Default: redraw in place.")] = None,
             published: Annotated[bool, typer.Option("--published", help="Lay the papers' own values over the figures, as marks of "
                                                     "their own.")] = False) -> None:
-    """Draw a run's figures and report again from its tables; no model is loaded."""
+    """Draw a run's figures again from its tables, and the report if it has one; no model is loaded."""
     from loopscope.cli.redraw import redraw
 
     typer.echo(redraw(folder, out, published))
@@ -388,3 +378,6 @@ def models() -> None:
     from loopscope.cli.study import list_models
 
     list_models()
+
+
+from loopscope.cli import many  # noqa: E402, F401  its commands register themselves

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def run_decode(model: str, prompts: list[str], name: str, *, max_new_tokens, depth, stop, start, seed, compare, stream, sampling, threads,
-               **settings) -> None:
+               device=None, dtype=None, **settings) -> None:
     from decoders.named import decoder
 
     chosen = decoder(name, **settings)  # a wrong name or combination is said before the model is loaded
@@ -24,7 +24,7 @@ def run_decode(model: str, prompts: list[str], name: str, *, max_new_tokens, dep
     if compare and drawn is not None and drawn.method == "rejection":
         raise SettingError("--compare compares tokens, and by rejection every decoder draws its own; use --sampler shared-noise")
     state = start_state(start)
-    core = open_model(model, threads)
+    core = open_model(model, threads, device, dtype)
     options = {"max_new_tokens": max_new_tokens, "depth": depth, "stop": stop, "start_state": state, "seed": seed, "sampling": drawn}
     if compare:  # the first decode pays for set-up, so it must not be one of the two that are compared
         chosen.generate(core, prompts[0], **(options | {"max_new_tokens": min(max_new_tokens, 8)}))

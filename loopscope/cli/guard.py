@@ -29,6 +29,10 @@ def guarded(command: Callable) -> Callable:
                 sys.stderr.write(f"warning: {message}\n")
 
         try:
+            if command.__name__ in _ALONE:
+                from loopscope.cli.shared import only_alone
+
+                only_alone(command.__name__.replace("_", "-"))
             with warnings.catch_warnings():
                 warnings.showwarning = show
                 return command(*args, **kwargs)
@@ -50,6 +54,7 @@ def guarded(command: Callable) -> Callable:
     return run
 
 
+_ALONE = ("report", "decode", "factorial", "grid", "verify", "gpu_check", "convert", "figures")  # what several processes cannot share
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loopscope.cli.folder import run_folder
+from loopscope.cli.shared import AlreadyThere, Part, local_device, shared_study
 from loopscope.cli.suite import Suite
 from loopscope.errors import SettingError
 
 if TYPE_CHECKING:
     import pandas as pd
+    import torch
 
     from loopscope.models.looped import LoopedCore
     from loopscope.records import Result
@@ -21,9 +23,11 @@ if TYPE_CHECKING:
 _THREADS_PER_CORE = 4  # more than one never helps, but is harmless; tens of thousands end in a segmentation fault
 
 
-def open_model(name: str, threads: int) -> LoopedCore:
+def open_model(name: str, threads: int, device: str | None = None, dtype: str | None = None) -> LoopedCore:
     """The model without hooks: nothing the command line does needs transformer-lens, whose import takes seconds.
 
+    device: "cpu", "cuda" (under torchrun, the card of this process), "cuda:1", or "auto": spread over all cards, for a model larger
+    than one.
     Raises SettingError for a number of threads far beyond the machine's cores: torch would take it and crash in the first product.
     """
     most = _THREADS_PER_CORE * (os.cpu_count() or 1)
@@ -34,7 +38,20 @@ def open_model(name: str, threads: int) -> LoopedCore:
     import loopscope
 
     torch.set_num_threads(threads)
-    return loopscope.load(name, hooked=False)
+    where = {} if device is None else {"device_map": "auto"} if device == "auto" else {"device": local_device(device)}
+    return loopscope.load(name, hooked=False, dtype=torch_dtype(dtype), **where)
+
+
+def torch_dtype(name: str | None) -> torch.dtype | None:
+    """The dtype of a --dtype. Raises SettingError for any other word."""
+    if name is None:
+        return None
+    import torch
+
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+    if name not in known:
+        raise SettingError(f"dtype {name!r} is unknown; use one of {', '.join(known)}")
+    return known[name]
 
 
 def start_state(name: str) -> str | None:
@@ -73,12 +90,15 @@ def continued(core: LoopedCore, prompts: Iterable[str], tokens: int, seed: int, 
     return out
 
 
-def run_probe(model: str, *, task, count, texts, out, start, depth, new_tokens, seed, threads) -> None:
-    core, state = open_model(model, threads), start_state(start)
+def run_probe(model: str, *, task, count, texts, out, start, depth, new_tokens, seed, threads, device=None, dtype=None) -> None:
+    part = Part.of_this_process(out)
+    core, state = open_model(model, threads, device, dtype), start_state(start)
     label, prompts = read_texts(core, task, count, texts, seed)
     from probes import convergence, depth_lens
 
     options = {"task": label, "depth": depth, "start_state": state, "seed": seed}
+    if part is not None:
+        return _probe_part(part, core, prompts, new_tokens, options, recorded(texts, prompts))
     read = continued(core, prompts, new_tokens, seed, depth) if new_tokens else prompts
     results = [convergence(core, read, **options), depth_lens(core, read, **options)]
     found, lens = (r.frame for r in results)
@@ -90,12 +110,32 @@ def run_probe(model: str, *, task, count, texts, out, start, depth, new_tokens, 
     save(results, out, model=core.source, prompts=recorded(texts, prompts), seed=seed)
 
 
-def run_intervene(model: str, *, task, count, texts, out, start, depth, new_tokens, positions, grid, draft_depth, seed, threads) -> None:
-    core, state = open_model(model, threads), start_state(start)
+def _probe_part(part: Part, core: LoopedCore, prompts: list, new_tokens: int, options: dict[str, Any], said: Any) -> None:
+    """The same two probes on this process's prompts."""
+    from probes import convergence, depth_lens
+
+    try:
+        with shared_study(part, core, prompts, study="probe", model=core.source, new_tokens=new_tokens, **options) as journal:
+            read, mine = list(prompts), part.share.of(len(prompts))
+            if new_tokens:
+                for i, text in zip(mine, continued(core, [prompts[i] for i in mine], new_tokens, options["seed"], options["depth"])):
+                    read[i] = text
+            results = [journal.run(f, core, read, part.share, **options) for f in (convergence, depth_lens)]
+            part.save(results, journal, len(prompts), model=core.source, prompts=said, seed=options["seed"])
+    except AlreadyThere:
+        part.say_done()
+
+
+def run_intervene(model: str, *, task, count, texts, out, start, depth, new_tokens, positions, grid, draft_depth, seed, threads,
+                  device=None, dtype=None) -> None:
+    part = Part.of_this_process(out)
+    core, state = open_model(model, threads, device, dtype), start_state(start)
     label, prompts = read_texts(core, task, count, texts, seed)
     from interventions import depth_grid, mature_v_verdict, prefix_channels
 
     options = {"depth": depth, "start_state": state, "seed": seed, "new_tokens": new_tokens, "max_positions": positions}
+    if part is not None:
+        return _intervene_part(part, core, prompts, draft_depth if grid else None, {"task": label, **options}, recorded(texts, prompts))
     channels = prefix_channels(core, prompts, task=label, **options)
     effects = channels.effects()
     results: list[Result] = [channels, effects]
@@ -112,21 +152,46 @@ def run_intervene(model: str, *, task, count, texts, out, start, depth, new_toke
     save(results, out, model=core.source, prompts=recorded(texts, prompts), seed=seed)
 
 
+def _intervene_part(part: Part, core: LoopedCore, prompts: list, grid_depth: int | None, options: dict[str, Any], said: Any) -> None:
+    """The same drafts on this process's prompts; effects are over all prompts, and so come with the merge."""
+    from interventions import depth_grid, prefix_channels
+
+    try:
+        with shared_study(part, core, prompts, study="intervene", model=core.source, grid=grid_depth, **options) as journal:
+            results = [journal.run(prefix_channels, core, prompts, part.share, **options)]
+            if grid_depth is not None:
+                results.append(journal.run(depth_grid, core, prompts, part.share, draft_depth=grid_depth, **options))
+            part.save(results, journal, len(prompts), model=core.source, prompts=said, seed=options["seed"])
+    except AlreadyThere:
+        part.say_done()
+
+
 def save(results: Iterable[Result], out: str | None, **facts) -> None:
     """Tables and figures of a few results in a new folder, if one was asked for."""
     if out is None:
         return
     import json
 
-    import figures
     from loopscope.records import manifest, write_text
 
+    results = list(results)
     with run_folder(out) as part:
         for result in results:
             result.save(part / "tables")
-            figures.save(result.plot(), result.frame, part / "figures", result.kind)
+        draw({result.kind: result.frame for result in results}, part)
         write_text(json.dumps(manifest(**facts), indent=1, default=str) + "\n", part / "manifest.json")
     print(f"saved in {Path(out)}")
+
+
+def draw(tables: Mapping[str, pd.DataFrame], folder: Path, published: bool = False) -> None:
+    """FOLDER/figures/TABLE.* of every table that there is a figure for. published: with the papers' values, where it can carry them."""
+    import figures
+    from figures.published import KINDS
+
+    for kind, frame in tables.items():
+        if kind in figures.kinds() and len(frame):
+            drawn = figures.draw(kind, frame, **({"published": True} if published and kind in KINDS else {}))
+            figures.save(drawn, frame, folder / "figures", kind)
 
 
 def list_models() -> None:

@@ -124,10 +124,10 @@ def test_broken_off_the_same_command_goes_on_and_another_is_refused(loopscope, f
     assert run.returncode == code, run.stderr
     assert [p.name for p in tmp_path.iterdir()] == ["b.partial"] and "Traceback" not in run.stderr
     if how == "SIGINT":
-        assert run.stderr.strip().splitlines()[-1].startswith("interrupted; 2 finished prompts are kept in ")
+        assert run.stderr.strip().splitlines()[-1].startswith("interrupted; 2 passes over a prompt are kept in ")
     refused(loopscope("bench", folder(), *COMMAND, "--seed", 1, "--out", out), "seed was 0, is 1", "--fresh")
     again = loopscope("bench", folder(), *COMMAND, "--out", out)
-    assert again.exit_code == 0 and "going on: 2 of 6 prompts were decoded by an earlier run" in again.stderr, again.stderr
+    assert again.exit_code == 0 and "going on: 2 of 6 passes over a prompt were decoded by an earlier run" in again.stderr, again.stderr
     assert [p.name for p in tmp_path.iterdir()] == ["b"]
     assert json.loads((out / "manifest.json").read_text())["settings"]["sittings"] == 2
     if how == "SIGKILL":

@@ -148,7 +148,7 @@ def test_anything_else_is_refused_and_nothing_is_lost(core, tmp_path, said):
     changed = {"prompts": PROMPTS, "decoders": [Wavefront(1), LoopSpec(1, 2)], **SETTINGS, **OTHER[said]}
     with pytest.raises(RunFolderError) as refused, Journal(tmp_path / "x") as journal:
         bench(core, journal=journal, **changed)
-    assert said in str(refused.value) and "holds 2 finished prompts" in str(refused.value) and "--fresh" in str(refused.value)
+    assert said in str(refused.value) and "holds 2 finished passes over a prompt" in str(refused.value) and "--fresh" in str(refused.value)
     assert (tmp_path / "x" / GROUPS).read_bytes() == before
 
 
