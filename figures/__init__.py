@@ -28,6 +28,11 @@ _MODULES = {
     "depth_lens": "depth_lens",
     "settle": "settle",
     "attribution": "attribution",
+    "head_attribution": "head_attribution",
+    "block_lens": "block_lens",
+    "layer_fixed_points": "layer_fixed_points",
+    "linear_probe": "linear_probe",
+    "patching": "patching",
     "trajectories": "trajectories",
     "token_grid": "heatmap",
     "head_stability": "head_stability",
@@ -90,7 +95,19 @@ def draw(kind: str, frame: pd.DataFrame | Mapping[str, pd.DataFrame] | None, *, 
         for _ in range(1 if preset == "page" else 2):  # colour bars of a figure that changed its size need a second turn
             figure.draw_without_rendering()
         figure.set_layout_engine(None)
+        _rounded(figure)
     return figure
+
+
+def _rounded(figure: Figure) -> None:
+    """Places to a ten-millionth of the figure: the layout's solver leaves the last bits to chance, and an SVG's ids hang on every bit."""
+    import numpy as np
+    from matplotlib.transforms import Bbox
+
+    for part in figure.subfigs:
+        part.bbox_relative.set_points(np.round(part.bbox_relative.get_points(), 7))
+    for ax in figure.axes:
+        ax.set_position(Bbox(np.round(ax.get_position(original=True).get_points(), 7)))
 
 
 def save(figure: Figure, frame: pd.DataFrame | Mapping[str, pd.DataFrame] | None, folder: str | os.PathLike, name: str) -> list[Path]:

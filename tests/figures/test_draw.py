@@ -11,7 +11,7 @@ from loopscope.errors import RunFolderError, SettingError
 
 TABLES = [
     "convergence", "depth_lens", "settle", "token_grid", "attribution", "trajectories", "head_stability", "depth_similarity",
-    "prefix_channels", "prefix_effects",
+    "block_lens", "layer_fixed_points", "head_attribution", "linear_probe", "patching", "prefix_channels", "prefix_effects",
     "depth_grid", "acceptance", "acceptance_by_depth", "bench", "plan", "timing", "trace",
 ]  # fmt: skip
 UNITS = {  # words that the axis labels of a figure must carry
@@ -20,6 +20,11 @@ UNITS = {  # words that the axis labels of a figure must carry
     "trajectories": ["recurrence depth", "(degrees)", "main direction 1", "share of positions"],
     "head_stability": ["recurrence depth", "JS divergence to depth T (nats)"],
     "depth_similarity": ["recurrence depth r", "recurrence depth s", "linear CKA"],
+    "block_lens": ["rank of the final token", "probability of the final token", "recurrences applied"],
+    "layer_fixed_points": ["recurrence depth r", "(share)", "share of positions"],
+    "head_attribution": ["contribution (logits)", "recurrence depth r", "layer 0 head 1"],
+    "linear_probe": ["held-out accuracy", "recurrence depth", "better than the control"],
+    "patching": ["restored (1: the clean answer)", "recurrence depth r", "layer 0 head 1"],
     "token_grid": ["recurrence depth r", "probability of the top token", "input token"],
     "prefix_channels": ["draft depth", "change in top-1 agreement", "(nats)"],
     "prefix_effects": ["change in top-1 agreement", "(nats)"], "depth_grid": ["keys read at depth", "values read at depth"],

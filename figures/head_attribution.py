@@ -1,0 +1,91 @@
+"""Head attribution: what each attention head, at each recurrence, adds to a token's logit."""
+
+from __future__ import annotations
+
+from figures import intervals, style
+
+COLUMNS = ("model", "task", "prompt", "start", "target", "against", "part", "depth", "cycle", "layer", "head", "value_logits", "logit")
+_TARGETS = {"next": "the text's next token", "top": "the top token"}
+_SHOWN = 10
+_KEYS = ["part", "depth", "cycle", "layer", "head"]
+
+
+def draw(frame, *, model=None, start=None, target=None, against=None):
+    """Per task: a heat map of the core's heads by recurrence, and the heads that add or take most, wherever they are."""
+    style.check(frame, COLUMNS, "head_attribution")
+    frame, model = style.choose(frame, "model", model, "head_attribution")
+    frame, start = style.choose(frame, "start", start, "head_attribution", ("keyed", "embedding", "zero"))
+    frame, target = style.choose(frame, "target", target, "head_attribution", ("next", "top"))
+    frame, against = style.choose(frame, "against", against, "head_attribution", ("", "mean"))
+    tasks = style.order(frame["task"], style.TASKS)
+    rows = frame.loc[frame["part"].isin(["core", "inner"]), ["cycle", "layer", "head"]].drop_duplicates()
+    tall = min(6.0, max(2.9, 0.9 + 0.16 * len(rows)))
+    fig = style.figure(10.5, 1.5 + tall * len(tasks))
+    axes = fig.subplots(len(tasks), 2, squeeze=False, width_ratios=[1.3, 1])
+    said = []
+    for (left, right), task in zip(axes, tasks):
+        part = frame[frame["task"] == task]
+        _map(fig, left, part)
+        left.set_title(f"{task or 'prompts'}: heads of the core")
+        said.append(f"{task or 'prompts'}: {_most(right, part)}")
+    of = _TARGETS.get(target, f"token {target}")
+    if against:
+        of += " minus the mean logit" if against == "mean" else f" minus token {against}"
+    return style.finish(
+        fig,
+        f"{model}: which heads add to the logit of {of}",
+        style.caption(frame, start, extra="Direct paths only, norm scales and gates held at the run's; an attention's heads add up to it. "
+                                          f"Right: the {_SHOWN} largest, either way"),
+        f"Contributions in logits of the attention heads of {model}. Largest, {'; '.join(said)}.",
+    )
+
+
+def _map(fig, ax, part):
+    core = part[part["part"].isin(["core", "inner"])]
+    if core.empty:
+        return ax.set_axis_off()
+    means = core.groupby(["cycle", "layer", "head", "depth"], observed=True)["value_logits"].mean().unstack("depth")
+    order = sorted(means.index, key=lambda i: (i[0] == 0, *i))  # as they run, from the bottom up
+    means, cycles = means.loc[order], any(i[0] for i in order)
+    most = float(means.abs().to_numpy().max()) or 1.0
+    image = ax.imshow(means.to_numpy(), origin="lower", aspect="auto", cmap="RdBu_r", vmin=-most, vmax=most, interpolation="nearest")
+    names = [f"{f'inner {c}, ' if c else 'slow, ' if cycles else ''}layer {layer} head {head}" for c, layer, head in order]
+    step, depths = max(1, len(names) // 24), list(means.columns)
+    ax.set_yticks(range(0, len(names), step), names[::step], fontsize=style.TICK - 1)
+    every = max(1, len(depths) // 8)
+    ax.set_xticks(range(0, len(depths), every), [str(d) for d in depths[::every]])
+    ax.grid(visible=False)
+    ax.set_xlabel("recurrence depth r")
+    bar = fig.colorbar(image, ax=ax, shrink=0.9, pad=0.02)
+    bar.set_label("contribution (logits)")
+    bar.outline.set_visible(False)
+
+
+def _most(ax, part):
+    """Bars of the heads with the largest mean contributions; returns the first of them in words."""
+    means = intervals.table(part, _KEYS, "value_logits", resamples=0)
+    largest = means.loc[means["mean"].abs().nlargest(_SHOWN).index, _KEYS]
+    shown = intervals.table(part.merge(largest, on=_KEYS), _KEYS, "value_logits").sort_values("mean")
+    names = [_name(row) for row in shown.itertuples()]
+    places = range(len(names))
+    ax.barh(places, shown["mean"], color=["#B2182B" if v > 0 else "#2166AC" for v in shown["mean"]], alpha=0.85, height=0.7)
+    style.bars(ax, places, shown, style.INK, horizontal=True)
+    ax.set_yticks(places, names)
+    ax.axvline(0, color=style.QUIET, linewidth=0.8)
+    ax.grid(axis="y", visible=False)
+    ax.set_xlabel("contribution (logits)")
+    ax.set_title("largest of all")
+    best = shown["mean"].abs().to_numpy().argmax()
+    return f"{names[best]} {style.number(float(shown['mean'].iloc[best]), 2, True)}"
+
+
+def _name(row):
+    where = {"core": f"r = {row.depth}", "inner": f"r = {row.depth}, inner {row.cycle}",
+             "prelude": f"prelude at r = {row.depth}" if row.depth else "prelude"}.get(row.part, row.part)
+    return f"{where}, layer {row.layer} head {row.head}"
+
+
+if __name__ == "__main__":
+    from figures.command import main
+
+    raise SystemExit(main("head_attribution"))
