@@ -9,6 +9,7 @@ from figures import acceptance, convergence, depth_lens, intervals, predicted, p
 from interventions.effects import NOISE
 from loopscope.errors import SettingError
 
+_MOST = 8  # decoders in a panel
 
 TABLES = {  # what the page is made of, and the columns it needs
     "convergence": convergence.COLUMNS,
@@ -58,8 +59,11 @@ def draw(frame: Mapping, *, model=None, task=None, start=None, published=False):
         ("5  Speed, paired with AR", "bench", _speed),
         ("6  Predicted beside measured", "plan", _plan),
     ]
+    few = _few(pairs[pairs["task"] == task]) if pairs is not None else None
     for ax, (title, kind, fill) in zip(axes, panels):
         part = tables.get(kind)
+        if part is not None and few and kind in ("acceptance", "bench"):
+            part = part[part["decoder"].isin(few) | (part["task"] != task)]
         if part is not None and start and "start" in part:
             part = part[part["start"] == start]
         if part is not None and kind not in ("depth_lens", "prefix_channels"):
@@ -78,7 +82,9 @@ def draw(frame: Mapping, *, model=None, task=None, start=None, published=False):
         fig,
         f"{model}: {lines[0]}",
         f"Panels 1, 4, 5 and 6: {task or 'all'} prompts; 2 and 3: every task. Bands, bars and whiskers: 95 % bootstrap interval over "
-        "prompts. Speeds: decode seconds of AR over the decoder's, mean of per-prompt ratios. "
+        f"prompts. Speeds: decode seconds of AR over the decoder's, mean of per-prompt ratios{_left_out(pairs, task)}. "
+        + (f"6: all seconds over all seconds; {predicted.EXACT}: block calls predicted exactly, {predicted.ESTIMATED}: estimated. "
+           if "plan" in tables else "")
         + " ".join([lines[2], *[f"{papers.CAPTION}."] * bool(theirs)]),
         " ".join(lines),
     )
@@ -101,6 +107,23 @@ def draw(frame: Mapping, *, model=None, task=None, start=None, published=False):
         bottom += (0.08 + 0.21 * -(-len(theirs) // 3)) / fig.get_figheight()
     fig.get_layout_engine().set(rect=(left, bottom, width, 1 - bottom - 0.86 / fig.get_figheight()))
     return fig
+
+
+def _few(pairs) -> list[str]:
+    """What a page has room for: AR and the fastest of every kind, then the fastest of the rest; lossless ones first."""
+    means = pairs.groupby("decoder", observed=True)["time_speedup"].mean().sort_values(ascending=False)
+    kinds: dict[tuple[str, bool], str] = {}
+    for decoder in means.index:
+        kinds.setdefault((style.family(decoder), style.fidelity_of(decoder) == style.LOSSLESS), decoder)
+    first = [d for (_, lossless), d in sorted(kinds.items(), key=lambda kind: not kind[0][1])]
+    rest = [d for d in means.index if d not in first and style.fidelity_of(d) == style.LOSSLESS]
+    return (["AR"] + [d for d in first if d != "AR"] + rest)[:_MOST]
+
+
+def _left_out(pairs, task) -> str:
+    """'; 3 more decoders in the figure of speeds' where the panels do not show all."""
+    n = 0 if pairs is None else pairs.loc[pairs["task"] == task, "decoder"].nunique() - _MOST
+    return f"; {n} more decoder{'s' * (n > 1)} in the figure of speeds" if n > 0 else ""
 
 
 def _published(axes, tables, task, start):
@@ -208,17 +231,19 @@ def _speed(ax, part):
 def _plan(ax, part):
     table = predicted.ranked(predicted.both(part))
     measured = table[table["time_speedup_measured"].notna()]
-    # What was measured, then the best of the rest: a page has room for about eight.
-    table = table.loc[sorted([*measured.index[:8], *table.index.difference(measured.index)[: max(0, 8 - len(measured))]])].reset_index(
+    # What was measured, then the best of the rest.
+    rest = table.index.difference(measured.index)[: max(0, _MOST - len(measured))]
+    table = table.loc[sorted([*measured.index[:_MOST], *rest])].reset_index(
         drop=True
     )
     predicted.dumbbells(ax, table)
-    ax.set_yticks(range(len(table)), [_two_lines(d) for d in table["decoder"]])
+    ax.set_yticks(range(len(table)), [_two_lines(r.decoder, predicted.sign(r)) for r in table.itertuples()])
     ax.set_xlabel("times faster than AR (hollow: predicted)")
 
 
-def _two_lines(decoder):
+def _two_lines(decoder, sign=""):
     family, _, rest = str(decoder).partition(" ")
+    family = f"{family} {sign}".rstrip()
     return f"{family}\n{rest}" if rest else family
 
 

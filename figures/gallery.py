@@ -18,12 +18,10 @@ if TYPE_CHECKING:
 # tables in the order a reader meets their figures
 TABLES = (
     "convergence", "depth_lens", "settle", "token_grid", "attribution", "trajectories", "head_stability", "depth_similarity",
-    "block_lens", "layer_fixed_points", "head_attribution", "linear_probe", "patching",
     "prefix_channels", "prefix_effects",
-    "depth_grid", "plan", "bench", "acceptance", "acceptance_by_depth", "factorial", "trace", "timing",
+    "depth_grid", "plan", "miss", "bench", "acceptance", "acceptance_by_depth", "factorial", "trace", "timing",
 )  # fmt: skip
 _BY_START = ("convergence", "settle", "attribution", "trajectories", "head_stability", "depth_similarity", "prefix_channels",
-             "block_lens", "layer_fixed_points", "head_attribution", "linear_probe", "patching",
              "prefix_effects", "depth_grid")
 _LONGEST = 80  # characters of a name in a file name; file systems take 255 bytes with all that is appended
 _SCHEDULES = 4  # one per decoder family is enough to see how they differ
@@ -89,7 +87,11 @@ def _of_table(kind: str, frame: pd.DataFrame, model: str, file: str) -> Iterator
             yield Plate(f"{stem}{end}", kind, model, part, {"start": start}, i == 0)
             if kind == "convergence" and (part["metric"] == "rel_l2").any():
                 yield Plate(f"{stem}_distance{end}", kind, model, part, {"start": start, "metric": "rel_l2"}, False)
-    else:
+    elif kind == "factorial":
+        for i, task in enumerate(style.order(frame["task"], style.TASKS)):
+            own = frame[frame["task"].astype(str) == task]
+            yield Plate(f"{stem}{f'_{slug(task)}' if i else ''}", kind, model, own, {"task": task}, i == 0)
+    elif not (kind == "miss" and set(frame["decoder"]) <= {"AR"}):
         yield Plate(stem, kind, model, frame, {}, kind != "timing")
 
 

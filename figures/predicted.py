@@ -7,8 +7,14 @@ from figures import intervals, ratios, style
 COLUMNS = ("model", "task", "decoder", "basis", "call_speedup", "time_speedup", "low", "high")
 
 
+EXACT, ESTIMATED = "=", "\u2248"  # beside a decoder's name: how its calls were predicted
+
+
 def both(plan):
-    """One row per task and decoder: predicted and measured speedups side by side (NaN where the benchmark did not run it)."""
+    """One row per task and decoder: predicted and measured speedups side by side (NaN where the benchmark did not run it).
+
+    exact: its calls were predicted exactly, by a replay of the very prompts; older tables say so of none.
+    """
     cells = (
         plan.groupby(["task", "decoder", "basis"], observed=True)[["call_speedup", "time_speedup", "low", "high"]].mean().unstack("basis")
     )
@@ -17,27 +23,38 @@ def both(plan):
         for basis in ("predicted", "measured"):
             if f"{name}_{basis}" not in cells:
                 cells[f"{name}_{basis}"] = float("nan")
-    return cells.reset_index()
+    cells = cells.reset_index()
+    told = plan[plan["exact_calls"].eq(True)] if "exact_calls" in plan else plan[:0]
+    exact = set(zip(told["task"].astype(str), told["decoder"].astype(str)))
+    return cells.assign(exact=[(str(t), str(d)) in exact for t, d in zip(cells["task"], cells["decoder"])])
+
+
+def sign(row) -> str:
+    """EXACT or ESTIMATED of a row of `both`; nothing where nothing was predicted."""
+    return "" if row.time_speedup_predicted != row.time_speedup_predicted else EXACT if row.exact else ESTIMATED
 
 
 def remeasured(plan, bench):
-    """The plan with its measured rows as this page averages everywhere: mean over prompts of the ratio to AR on the same prompt.
+    """The plan with its measured rows by the definition of its predictions: all of AR's seconds over all of the decoder's, and calls alike.
 
-    Rows that `bench` cannot speak for stay as they are.
+    The other tables of the page average per-prompt ratios, in which a prompt that drafts well counts for more; beside a prediction
+    that would be a miss by definition. Rows that `bench` cannot speak for stay as they are.
     """
     if not ratios.has_pairs(bench):
         return plan
-    by = ["model", "task", "decoder"]
-    pairs = ratios.per_prompt(bench)
-    time = intervals.table(pairs, by, "time_speedup").set_index(by)
-    calls = pairs.groupby(by, observed=True)["call_speedup"].mean()
+    keys, by = ["model", "task", "prompt", "decoder"], ["model", "task", "decoder"]
+    later = (bench["tokens"] - 1).groupby([bench[k] for k in keys], observed=True).median().rename("later").reset_index()
+    pairs = ratios.per_prompt(bench).merge(later, on=keys)
+    for cost in ("seconds_per_token", "calls_per_token"):
+        pairs[f"own_{cost}"], pairs[f"ar_{cost}"] = pairs[cost] * pairs["later"], pairs[f"{cost}_ar"] * pairs["later"]
+    time, calls = (intervals.ratio_table(pairs, by, f"ar_{cost}", f"own_{cost}").set_index(by)
+                   for cost in ("seconds_per_token", "calls_per_token"))
     out = plan.copy()
     for i, r in plan[plan["basis"] == "measured"].iterrows():
         cell = (r["model"], r["task"], r["decoder"])
         if cell in time.index:
-            found = time.loc[cell]
-            values = [calls.loc[cell], *found[["mean", "low", "high"]]]
-            out.loc[i, ["call_speedup", "time_speedup", "low", "high"]] = [float(v) for v in values]
+            found = [calls.loc[cell, "mean"], *time.loc[cell, ["mean", "low", "high"]]]
+            out.loc[i, ["call_speedup", "time_speedup", "low", "high"]] = [float(v) for v in found]
     return out
 
 
@@ -61,8 +78,10 @@ def draw(frame, *, model=None):
     return style.finish(
         fig,
         f"{model}: predicted beside measured",
-        "Predicted from probe findings and a timing sweep, before the benchmark ran. Bars: 95 % bootstrap interval over "
-        "prompts. On the diagonal: predicted exactly. Numbers in the right-hand panels are those of the left-hand list.",
+        "Predicted from findings and a timing sweep, before the benchmark ran. "
+        f"{EXACT}: its block calls were predicted exactly, by replay (ringed on the right); {ESTIMATED}: estimated from agreements. "
+        "Speeds: all of AR's seconds over all of the decoder's. Bars: 95 % bootstrap interval over prompts. "
+        "Numbers in the right-hand panels are those of the left-hand list.",
         _alt(model, table),
         _handles(table["decoder"]),
         3,
@@ -84,7 +103,7 @@ def dumbbells(ax, part):
         ax.plot(r.time_speedup_predicted, y, marker=look.marker, color=look.colour, markerfacecolor="white", markersize=8, linestyle="none")
         ax.plot(r.time_speedup_measured, y, marker=look.marker, markersize=8, linestyle="none", **_fill(look))
     ax.axvline(1, color=style.INK, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
-    ax.set_yticks(range(len(part)), [f"{i}. {d}" for i, d in enumerate(part["decoder"], 1)])
+    ax.set_yticks(range(len(part)), [f"{i}. {r.decoder} {sign(r)}".rstrip() for i, r in enumerate(part.itertuples(), 1)])
     ax.set_ylim(len(part) - 0.5, -0.5)
     ax.set_xlim(left=0)
     ax.margins(x=0.08)
@@ -105,6 +124,9 @@ def _scatter(ax, part, measure):
         if measure == "time_speedup":
             ax.vlines(x, r.low_measured, r.high_measured, color=look.colour, linewidth=2)
         ax.plot(x, y, marker=look.marker, markersize=6, linestyle="none", **_fill(look))
+        if r.exact and measure == "call_speedup":
+            ring = {"markerfacecolor": "none", "markeredgecolor": style.INK, "markeredgewidth": 0.8}
+            ax.plot(x, y, marker="o", markersize=12, linestyle="none", **ring)
         ax.annotate(str(r.Index + 1), (x, y), xytext=(7, -9), textcoords="offset points", fontsize=style.TICK, color=style.INK)
     ax.set_xlim(0, top)
     ax.set_ylim(0, top)
@@ -133,7 +155,8 @@ def _handles(decoders):
 
 def _alt(model, table):
     said = "; ".join(
-        f"{r.task} {r.decoder} {_times(r.time_speedup_predicted, 'predicted')}, {_times(r.time_speedup_measured, 'measured')}"
+        f"{r.task} {r.decoder} {_times(r.time_speedup_predicted, 'predicted')}{' (calls exact)' if r.exact else ''}, "
+        f"{_times(r.time_speedup_measured, 'measured')}"
         for r in table.itertuples()
     )
     return f"Predicted and measured wall-clock speedup over AR on {model}: {said}."

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # the columns of docs/tables.md that hold words; all others hold numbers or truth values
 _WORDS = {"model", "task", "start", "null", "channel", "metric", "policy", "control", "decoder", "basis", "part", "shape", "event", "token",
-          "fidelity", "sampling", "reference", "target", "against", "branch", "top_text"}
+          "fidelity", "sampling", "reference", "cause", "note", "target", "against", "branch", "top_text"}
 _UNDRAWABLE = (TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
 
 

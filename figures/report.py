@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from figures import claims, draw, predicted, save, style, summaries, words
+from figures.drawing import Drawn, drawn
 from figures.gallery import Plate, models, plates, slugs
 from loopscope.records import write_text
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
+
+    from figures.style import Note
 
 _LARGE_SVG = 700_000  # bytes; beyond, a PNG reads the same and keeps the page light
 
@@ -37,21 +39,21 @@ GROUPS = (
     ("Does Mature-V hold?", ("prefix_channels", "prefix_effects", "depth_grid")),
     (
         "Which decoder follows, and how fast it was",
-        ("plan", "bench", "acceptance", "acceptance_by_depth", "join", "factorial", "trace", "timing"),
+        ("plan", "miss", "bench", "acceptance", "acceptance_by_depth", "join", "factorial", "trace", "timing"),
     ),
 )
 
 
 def write_report(
     folder: str | os.PathLike, tables: Mapping[str, pd.DataFrame], manifest: Mapping[str, Any], findings: Sequence[Mapping[str, Any]] = (),
-    published: bool = False,
+    published: bool = False, workers: int = 1,
 ) -> Path:
     """Draw every figure into FOLDER/figures and write FOLDER/report.html; returns its path.
 
     tables: name -> frame (docs/tables.md). manifest: what loopscope.records.manifest gives; `commands` (table -> command line)
     and `approximate` (list of sentences) are used where present. findings: dicts with `model` and `sentence`, and optionally `topic`
     ("mature_v", "decoder", "approximate" or any other; default "mature_v"), `task`, `start`, `verdict`.
-    published: lay the papers' values over the figures that can carry them.
+    published: lay the papers' values over the figures that can carry them. workers: processes that draw (figures.drawing).
     Raises RunFolderError where something cannot be written, SettingError where a table cannot be drawn.
     """
     folder = Path(folder)
@@ -59,9 +61,9 @@ def write_report(
     if "plan" in tables and "bench" in tables:
         tables["plan"] = predicted.remeasured(tables["plan"], tables["bench"])
     shown = {model: {"dashboard": None, "kinds": {}} for model in models(tables)}
-    for plate in plates(tables):
-        figure = plate.draw(published)
-        entry = _entry(plate, figure, save(figure, plate.frame, folder / "figures", plate.name), manifest)
+    wanted = list(plates(tables))
+    for plate, made in zip(wanted, drawn(wanted, folder / "figures", published, workers)):
+        entry = _entry(plate, made, manifest)
         if plate.kind == "dashboard":
             shown[plate.model]["dashboard"] = entry
         else:
@@ -74,12 +76,12 @@ def write_report(
         .get_template("report.html.j2")
         .render(
             title="Looped models: what settles, what can be read early, and how fast that decodes",
-            concept=_image(concept, save(concept, None, folder / "figures", "concept")),
+            concept=_image(concept.note, concept.get_size_inches(), save(concept, None, folder / "figures", "concept")),
             sections=sections,
             claims=claimed,
             reading=words.READING,
             # how long the run took is known only when this page is there: a redrawn page must not say more than the first
-            manifest=_flat({k: v for k, v in manifest.items() if k != "seconds"}),
+            manifest=_flat({k: v for k, v in manifest.items() if k not in ("seconds", "stages")}),
             asked=_asked(tables, manifest),
             files=[(k, len(t), list(map(str, t.columns))) for k, t in tables.items()],
             decoders=summaries.families(tables),
@@ -98,7 +100,7 @@ def _claims(folder: Path, tables, manifest) -> dict[str, Any] | None:
     frame, shown = found
     figure = draw("claims", frame)
     claims.export(frame, folder / "figures" / "claims.md")
-    return shown | {"image": _image(figure, save(figure, frame, folder / "figures", "claims"))}
+    return shown | {"image": _image(figure.note, figure.get_size_inches(), save(figure, frame, folder / "figures", "claims"))}
 
 
 def _environment():
@@ -113,14 +115,14 @@ def _environment():
     )
 
 
-def _entry(plate: Plate, figure: Figure, files: Sequence[Path], manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _entry(plate: Plate, made: Drawn, manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": plate.name,
         "kind": plate.kind,
         "main": plate.main,
-        "image": _image(figure, files),
-        "caption": figure.note.caption,
-        "title": figure.note.title,
+        "image": _image(made.note, made.size, made.files),
+        "caption": made.note.caption,
+        "title": made.note.title,
         "commands": _commands(plate, manifest),
         "varies": plate.kind in ("bench", "dashboard", "factorial", "plan", "timing"),
         "table": None if plate.kind == "dashboard" else f"figures/{plate.name}.parquet" if plate.kind == "join"
@@ -145,16 +147,16 @@ def _commands(plate: Plate, manifest: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(out))
 
 
-def _image(figure: Figure, files: Sequence[Path]) -> dict[str, str]:
+def _image(note: Note, inches: Sequence[float], files: Sequence[Path]) -> dict[str, str]:
     """The saved SVG (or, if that is heavy, the PNG) as a data address, with its alternative text and size."""
     kinds = {file.suffix: file for file in files}
     kind, data = "svg+xml", kinds[".svg"].read_bytes()
     if len(data) > _LARGE_SVG:
         kind, data = "png", kinds[".png"].read_bytes()
-    width, height = (str(round(inches * 100)) for inches in figure.get_size_inches())
+    width, height = (str(round(length * 100)) for length in inches)
     return {
         "source": f"data:image/{kind};base64,{base64.b64encode(data).decode()}",
-        "alt": figure.note.alt,
+        "alt": note.alt,
         "width": width,
         "height": height,
     }
@@ -171,7 +173,10 @@ def _section(model: str, parts: dict[str, Any], tables, findings, manifest) -> d
         "dashboard": parts["dashboard"],
         "groups": [(name, [(kind, parts["kinds"][kind]) for kind in kinds if kind in parts["kinds"]]) for name, kinds in GROUPS],
         "mature_v": [f for f in mine if f["topic"] == "mature_v"],
-        "others": [f for f in mine if f["topic"] not in ("mature_v", "approximate")],
+        "follows": [f for f in mine if f["topic"] == "decoder"],
+        "others": [f for f in mine if f["topic"] not in ("mature_v", "approximate", "decoder")],
+        "again": {kind: (parts["kinds"].get(kind) or [{"commands": []}])[0]["commands"] for kind in ("prefix_effects", "bench", "plan")},
+        "predictions": _predictions(model, manifest),
         "speeds": summaries.speeds(own),
         "fastest": summaries.fastest_sentences(own),
         "settled": summaries.settled_sentences(own),
@@ -182,6 +187,17 @@ def _section(model: str, parts: dict[str, Any], tables, findings, manifest) -> d
         "definitions": summaries.definitions(own),
         "approximate": [*told, *summaries.approximate(own), *(manifest.get("approximate") or ())],
     }
+
+
+def _predictions(model: str, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What was written down before a model was timed: task, time and (file, SHA-256) of each."""
+    out, told = [], manifest.get("predictions")
+    for key, record in told.items() if isinstance(told, Mapping) else ():
+        name, _, task = str(key).rpartition(", ")
+        if name == model and isinstance(record, Mapping) and isinstance(record.get("files"), Mapping):
+            files = [(str(file), str(sha)) for file, sha in record["files"].items()]
+            out.append({"task": task, "written": record.get("written", ""), "files": files})
+    return out
 
 
 def _asked(tables, manifest) -> list[str]:

@@ -130,10 +130,10 @@ def plan_rows(tables: Tables) -> list[dict[str, str]]:
     """Predicted beside measured, in the plan's order, with the miss."""
     if "plan" not in tables:
         return []
-    table, rows = predicted.both(tables["plan"]), []
+    table, rows, calls, why = predicted.both(tables["plan"]), [], _calls(tables), _misses(tables)
     for task in style.order(table["task"], style.TASKS):
         for r in predicted.ranked(table[table["task"] == task]).itertuples():
-            measured, expected = r.time_speedup_measured, r.time_speedup_predicted
+            measured, expected, where = r.time_speedup_measured, r.time_speedup_predicted, (str(task), r.decoder)
             miss = f"{measured / expected - 1:+.0%}" if measured == measured and expected == expected and expected else ""
             rows.append(
                 {
@@ -142,12 +142,40 @@ def plan_rows(tables: Tables) -> list[dict[str, str]]:
                     "predicted": _times(expected),
                     "measured": _times(measured),
                     "interval": f"[{r.low_measured:.2f}, {r.high_measured:.2f}]" if r.low_measured == r.low_measured else "",
-                    "calls_predicted": _times(r.call_speedup_predicted),
-                    "calls_measured": _times(r.call_speedup_measured),
                     "miss": miss,
+                    "calls": f"fewer than AR's: {_times(r.call_speedup_predicted) or '?'} | {_times(r.call_speedup_measured) or '?'}",
+                    **{"accepted": "", "call_time": "", "cause": ""},
+                    **why.get(where, {}),
+                    **calls.get(where, {}),
                 }
             )
     return rows
+
+
+def _calls(tables: Tables) -> dict[tuple[str, str], dict[str, str]]:
+    """(task, decoder) -> block calls per token that a replay promised and that were counted."""
+    if not {"replay_prediction", "bench"} <= set(tables):
+        return {}
+    from decoders.foretold import held
+
+    out = {}
+    for r in held(tables["replay_prediction"], tables["bench"]).itertuples():
+        kept = "" if not r.exact else " (promised exactly, and kept)" if not r.prompts_differ else " (PROMISED EXACTLY, NOT KEPT)"
+        out[str(r.task), r.decoder] = {"calls": f"{r.calls_predicted:.3f} | {r.calls_counted:.3f}{kept}"}
+    return out
+
+
+def _misses(tables: Tables) -> dict[tuple[str, str], dict[str, str]]:
+    """(task, decoder) -> calls, drafts accepted and time per call, each 'predicted | measured', and what a miss is due to."""
+    out = {}
+    for r in tables["miss"].itertuples() if "miss" in tables else ():
+        out[str(r.task), r.decoder] = {
+            "calls": f"{r.calls_predicted:.3f} | {r.calls_counted:.3f}",
+            "accepted": f"{r.accepted_predicted:.2f} | {r.accepted_measured:.2f}" if r.accepted_measured == r.accepted_measured else "",
+            "call_time": f"{1e6 * r.seconds_per_call_predicted:.0f} | {1e6 * r.seconds_per_call_measured:.0f}",
+            "cause": f"{r.cause} (acceptance {r.acceptance:.2f}, kernel {r.kernel:.2f}, host {r.host_factor:.2f})" if r.cause else "",
+        }
+    return out
 
 
 def effect_rows(tables: Tables) -> list[dict[str, str]]:
@@ -208,14 +236,25 @@ def approximate(tables: Tables) -> list[str]:
         )
     if "plan" in tables and (tables["plan"]["basis"] == "predicted").any():
         out.append(
-            "Predicted speeds are estimates: acceptance is taken from the probes' agreement, call times from a short sweep on this machine."
+            "Predicted speeds are estimates: call times are taken from a short sweep on this machine, and acceptance from the probes' "
+            "agreement wherever the replay does not say it exactly."
         )
+        out += _predicted_exactly(tables["plan"])
     if "convergence" in tables:
         out.append(
             "Cosines and distances are averaged over layers, heads and positions inside a prompt; "
             "the interval over prompts is taken after that."
         )
     return out
+
+
+def _predicted_exactly(plan: pd.DataFrame) -> list[str]:
+    """Of the decoders that were timed, those whose block calls the plan knew and those for which it only estimated them."""
+    table = predicted.both(plan)
+    table = table[table["time_speedup_measured"].notna() & table["time_speedup_predicted"].notna() & (table["decoder"] != "AR")]
+    known, rest = (", ".join(style.decoders_in_order(part["decoder"])) for part in (table[table["exact"]], table[~table["exact"]]))
+    return [f"Block calls predicted exactly, by replay: {known or 'of none'}; estimated from agreements: {rest or 'of none'}."] if len(
+        table) and "exact_calls" in plan else []
 
 
 def families(tables: Tables) -> list[str]:

@@ -54,7 +54,14 @@ READING = {
     ),
     "plan": (
         "What the plan predicted, and what happened",
-        "Hollow marks were computed from the findings and a timing sweep, before the benchmark; filled marks are the benchmark.",
+        "Hollow marks were computed from the findings and a timing sweep, and written to a file with its time and hash, before the "
+        "benchmark; filled marks are the benchmark. A prediction that names the block calls exactly is right or wrong; seconds can only be "
+        "estimated.",
+    ),
+    "miss": (
+        "Why a prediction was missed",
+        "Speed is calls times seconds per call. A miss by acceptance means that more or fewer drafts were right than expected; by kernel, "
+        "that the block's own calls took another time than in the timing sweep; by host, that what Python does between them did.",
     ),
     "bench": (
         "How fast it was",

@@ -17,15 +17,22 @@ def bench(synthetic):
     return synthetic.bench(repeats=1, tasks=("maths",))
 
 
-def test_one_average_everywhere(synthetic, bench):
-    plan = predicted.remeasured(synthetic.plan(tasks=("maths",)), bench)
-    mean = ratios.per_prompt(bench).groupby("decoder")["time_speedup"].mean()
+def test_one_average_of_speeds_everywhere_and_one_definition_beside_predictions(synthetic, bench):
+    slow = bench.assign(decode_seconds=bench["decode_seconds"] * (1 + 3 * ((bench["decoder"] == "WFD d=1") & (bench["prompt"] == 0))))
+    plan = predicted.remeasured(synthetic.plan(tasks=("maths",)), slow)
+    mean = ratios.per_prompt(slow).groupby("decoder")["time_speedup"].mean()
+    total = slow.groupby("decoder")["decode_seconds"].sum()  # every text has as many tokens
     measured = plan[plan["basis"] == "measured"].set_index("decoder")
-    assert measured["time_speedup"].to_dict() == pytest.approx({d: mean[d] for d in measured.index})
-    tables = {"bench": bench, "plan": plan}
-    shown = {r["decoder"]: (r["time"], r["interval"]) for r in summaries.speeds(tables)}
-    beside = {r["decoder"]: (r["measured"], r["interval"]) for r in summaries.plan_rows(tables) if r["measured"]}
-    assert beside.keys() > {"AR"} and all(shown[d] == beside[d] for d in beside if d != "AR")
+    assert measured["time_speedup"].to_dict() == pytest.approx({d: total["AR"] / total[d] for d in measured.index})
+    calls = slow.groupby("decoder")["recur_calls"].sum()
+    assert measured["call_speedup"].to_dict() == pytest.approx({d: calls["AR"] / calls[d] for d in measured.index})
+    assert (measured["low"] <= measured["time_speedup"]).all() and (measured["time_speedup"] <= measured["high"]).all()
+    tables = {"bench": slow, "plan": plan}
+    shown = {r["decoder"]: r["time"] for r in summaries.speeds(tables)}
+    assert shown == {d: f"{mean[d]:.2f}x" for d in shown}
+    beside = {r["decoder"]: r["measured"] for r in summaries.plan_rows(tables) if r["measured"]}
+    assert beside.keys() > {"AR"} and beside == {d: f"{total['AR'] / total[d]:.2f}x" for d in beside}
+    assert beside["WFD d=1"] != shown["WFD d=1"]
     best = max(mean.drop("AR").index, key=mean.get)
     assert f"{best}, {mean[best]:.2f}x" in dashboard.headline(tables, "maths")[1]
     assert summaries.fastest_sentences(tables)[0][1:] == (best, summaries.fastest_sentences(tables)[0][2])
