@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 # the columns of docs/tables.md that hold words; all others hold numbers or truth values
 _WORDS = {"model", "task", "start", "null", "channel", "metric", "policy", "control", "decoder", "basis", "part", "shape", "event", "token",
-          "fidelity", "sampling", "reference", "cause", "note", "target", "against", "branch", "top_text"}
+          "fidelity", "sampling", "reference", "cause", "note", "target", "against", "branch", "top_text",
+          "lens", "property", "labels", "site", "corrupted_token"}
 _UNDRAWABLE = (TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
 
 
