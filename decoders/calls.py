@@ -57,7 +57,7 @@ class Recur:
 
 @dataclass(slots=True)
 class Read:
-    """state [1, n, d_model] -> n token ids, on the host unless `on_device`."""
+    """state [1, n, d_model] -> n token ids, on the host unless `on_device`. last: of the last so many rows only."""
 
     session: Session
     rows: Rows
@@ -66,11 +66,25 @@ class Read:
     drafts: Sequence[Sequence[int]]
     keys: Sequence[Any] | None
     on_device: bool = False
+    last: int | None = None
     logits: Tensor | None = None  # [n, vocab], once it has run
+
+    @property
+    def count(self) -> int:
+        """Rows whose tokens are wanted."""
+        return self.rows.count if self.last is None else self.last
+
+    def kept(self, offset: int = 0) -> Tensor:
+        """Their places in a call whose first `offset` rows are others'."""
+        end = offset + self.rows.count
+        return torch.arange(end - self.count, end, device=self.state.device)
 
     def run(self) -> list[int] | Tensor:
         s = self.session
-        self.logits = s.core.read(self.state, self.rows, s.cache, s.tap_as(self.role))[0]
+        tap = s.tap_as(self.role)
+        keep = None if self.last is None or tap is not None else self.kept()  # hooks see every row
+        logits = s.core.read(self.state, self.rows, s.cache, tap, keep)[0]
+        self.logits = logits[len(logits) - self.count :]
         tokens = s.choose(self.logits, self)
         return tokens if self.on_device else s.to_host(tokens)
 
@@ -158,9 +172,13 @@ def _run_together(requests: list, found: list[int], groups: dict[tuple[int, ...]
     if type(requests[0]) is Recur:
         xs = torch.cat([r.x for r in requests], 1)
         return core.recur(states, xs, rows, cache, tuple(r.policy for r in requests), tap).split(counts, 1)
-    logits = core.read(states, rows, cache, tap)[0].split(counts)
+    if tap is None and any(r.last is not None for r in requests):
+        keep = torch.cat([r.kept(sum(counts[:i])) for i, r in enumerate(requests)])
+        logits = core.read(states, rows, cache, None, keep)[0].split([r.count for r in requests])
+    else:
+        logits = core.read(states, rows, cache, tap)[0].split(counts)
     for r, own in zip(requests, logits):
-        r.logits = own
+        r.logits = own[len(own) - r.count :]
     answers: list = [r.session.choose(r.logits, r) for r in requests]
     waited = [i for i, r in enumerate(requests) if not r.on_device]
     if waited:

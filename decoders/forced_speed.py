@@ -117,9 +117,7 @@ def _given(session: Session, seed: int) -> Steps:
         for buffer in pair:
             buffer[..., : session.prompt_length, :].normal_(generator=draw)
     cache.commit(session.prompt_length)
-    session.commit(int(session.prompt[0]))
-    session.prefill_seconds = session._elapsed(session._begin)
-    session._decode_begin = time.perf_counter()
+    session.begin(int(session.prompt[0]))
     return
     yield  # a generator, as prefill is
 

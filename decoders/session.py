@@ -13,6 +13,7 @@ from decoders.calls import Embed, Read, Recur, Steps
 from decoders.generation import Calls, Event, Generation, Run, Seconds
 from decoders.sampling import Greedy, Sampling, chooser
 from loopscope.errors import ContextError, NumericsError, SettingError
+from loopscope.memory import PREFILL
 from loopscope.rows import ALIGNED, Chain, ReadPolicy, Rows
 from loopscope.tap import DRAFT, TARGET, Tap
 
@@ -98,15 +99,16 @@ class Session:
         return Recur(self, rows, role, state, x, policy)
 
     def read(self, state: Tensor, rows: Rows, role: Role = TARGET, drafts: Sequence[Sequence[int]] | None = None,
-             keys: Sequence[Hashable] | None = None, on_device: bool = False) -> Read:
+             keys: Sequence[Hashable] | None = None, on_device: bool = False, last: int | None = None) -> Read:
         """A readout; gives the n tokens chosen for the rows, lowest index on ties: the one thing that the host waits for.
 
         drafts: for each TARGET row, in order, the proposals for its token; it accepts one by being equal to it. keys: what a
         draft is remembered by until it is judged; default: its position. The request keeps the `logits` [n, vocab] it gave.
-        on_device: give a tensor [n] (int64) that nobody waits for, in place of a list.
+        on_device: give a tensor [n] (int64) that nobody waits for, in place of a list. last: tokens of the last so many rows only;
+        the head, whose logits are the largest tensor there is, does not run on the others.
         Raises NumericsError where they are NaN; of a tensor's, when the host reads next.
         """
-        return Read(self, rows, role, state, () if drafts is None else drafts, keys, on_device)
+        return Read(self, rows, role, state, () if drafts is None else drafts, keys, on_device, last)
 
     def choose(self, logits: Tensor, read: Read) -> Tensor:
         """The token of every row [n] (int64), from logits [n, vocab]. Whether they are NaN is left to `to_host`."""
@@ -115,7 +117,7 @@ class Session:
             self._doubts.append((best.isnan(), read))
             return tokens
         self._doubts.append((logits.isnan().any(-1), read))
-        positions = [p + 1 for p in read.rows.positions]
+        positions = [p + 1 for p in read.rows.positions][read.rows.count - len(logits) :]
         keys = list(positions if read.keys is None else read.keys)
         roles = [read.role] * len(positions) if isinstance(read.role, str) else list(read.role)
         tokens = torch.empty(len(roles), dtype=torch.long, device=logits.device)
@@ -150,7 +152,8 @@ class Session:
             doubts, session._doubts = session._doubts, []
             for bad, read in doubts:
                 if any(flat[at : at + len(bad)]):
-                    session.refuse_nan(read.rows.positions[next(i for i in range(len(bad)) if flat[at + i])])
+                    first = next(i for i in range(len(bad)) if flat[at + i])
+                    session.refuse_nan(read.rows.positions[read.rows.count - len(bad) + first])
                 at += len(bad)
         return out
 
@@ -166,16 +169,27 @@ class Session:
                                 else [TARGET if r == TARGET else DRAFT for r in role])
 
     def prefill(self) -> Steps:
-        """Run the prompt at full depth, commit its K/V and its first token."""
-        rows = Chain(0, self.prompt_length, prefix=self.prefix)
-        x = yield self.embed(self.prompt[None], rows)
-        state = self.start(x, rows)
-        for r in range(1, self.depth + 1):
-            rows = Chain(0, self.prompt_length, r, self.prefix)
-            state = yield self.recur(state, x, rows)
-        # Only the last row's logits matter, but coda layers must write the K/V of all.
-        first = (yield self.read(state, rows))[-1]
-        self.cache.commit(self.prompt_length)
+        """Run the prompt at full depth, commit its K/V and its first token.
+
+        A long prompt is read PREFILL positions at a time, each stretch at all depths before the next: what a call makes does not
+        grow with the prompt. Only the last row's logits matter, but coda layers must write the K/V of all.
+        """
+        stretch = self.prompt_length if self.prefix else PREFILL  # a prefix that reads itself both ways is one call's
+        first: list[int] = []
+        for begin in range(0, self.prompt_length, stretch):
+            count = min(stretch, self.prompt_length - begin)
+            rows = Chain(begin, count, prefix=self.prefix)
+            x = yield self.embed(self.prompt[None, begin : begin + count], rows)
+            state = self.start(x, rows)
+            for r in range(1, self.depth + 1):
+                rows = Chain(begin, count, r, self.prefix)
+                state = yield self.recur(state, x, rows)
+            first = yield self.read(state, rows, last=int(begin + count == self.prompt_length))
+            self.cache.commit(begin + count)
+        self.begin(first[-1])
+
+    def begin(self, first: int) -> None:
+        """Decode from here: the prompt's K/V are in the cache, and its pass gave this token. Counts and clock start anew."""
         self.counts = dict.fromkeys(self.counts, 0)
         self.commit(first)
         self.prefill_seconds = self._elapsed(self._begin)

@@ -225,8 +225,9 @@ class LoopedCore(TextMixin, nn.Module):
         h = self.close_loop(h)
         return h if tap is None else tap.state(h, rows)
 
-    def read(self, state: Tensor, rows: Rows | None = None, cache: DepthCache | None = None, tap=None) -> Tensor:
-        """state [batch, n, d_model] -> logits [batch, n, vocab]."""
+    def read(self, state: Tensor, rows: Rows | None = None, cache: DepthCache | None = None, tap=None,
+             keep: Tensor | None = None) -> Tensor:
+        """state [batch, n, d_model] -> logits [batch, n, vocab]. keep: indices of rows whose logits are wanted; the coda runs on all."""
         rows = rows or Chain(0, state.shape[1])
         h = self.before_coda(state)
         if len(self.coda):
@@ -234,7 +235,7 @@ class LoopedCore(TextMixin, nn.Module):
             table = plan.rotary(self.rotary_table)
             for layer, block in enumerate(self.coda):
                 h = block(h, plan, cache and cache.coda[layer], table, tap and tap.coda(layer, rows))
-        h = self.before_head(h)
+        h = self.before_head(h if keep is None else h[:, keep])
         if tap is not None:
             h = tap.final(h, rows)
         return self.unembed(h)

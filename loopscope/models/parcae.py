@@ -248,7 +248,8 @@ class ParcaeCore(LoopedCore):
             h = tap.state(h, rows)
         return self.carrying(h, x)
 
-    def read(self, state: Tensor, rows: Rows | None = None, cache: DepthCache | None = None, tap=None) -> Tensor:
+    def read(self, state: Tensor, rows: Rows | None = None, cache: DepthCache | None = None, tap=None,
+             keep: Tensor | None = None) -> Tensor:
         rows = rows or Chain(0, state.shape[1])
         d = self.config.d_model
         if state.shape[-1] != d + self._coda_width:
@@ -258,7 +259,7 @@ class ParcaeCore(LoopedCore):
         if len(self.coda):
             h = self._through(self.coda, self.config.n_prelude + self.config.n_core, h, state[..., d:], outer_plan(rows, cache),
                               cache and cache.coda, tap and (lambda layer: tap.coda(layer, rows)))
-        h = self.norm(h)
+        h = self.norm(h if keep is None else h[:, keep])
         if tap is not None:
             h = tap.final(h, rows)
         return self.unembed(h)
