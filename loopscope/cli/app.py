@@ -46,6 +46,8 @@ def report(
     models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="Default: all shipped models.")] = None,
     out: Annotated[str, typer.Option(help="The run folder to make. It must not exist yet.")] = "runs/report",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer prompts and shorter texts: under three minutes, wider intervals.")] = False,
+    published: Annotated[bool, typer.Option("--published", help="Lay the papers' own values over the figures, as marks of their "
+                                            "own.")] = False,
     seed: Seed = 0,
     threads: Threads = 1,
 ) -> None:
@@ -62,7 +64,7 @@ def report(
     """
     from loopscope.cli.report import write_run
 
-    typer.echo(write_run(models or [], out, quick=quick, seed=seed, threads=threads))
+    typer.echo(write_run(models or [], out, quick=quick, seed=seed, threads=threads, published=published))
 
 
 @app.command(short_help="What changes with recurrence depth.")

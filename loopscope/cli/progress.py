@@ -20,6 +20,7 @@ class Stages:
         self.stream = stream or sys.stderr
         self.weights, self.index, self.total = list(weights), 0, sum(weights)
         self.begin, self.before, self.inside = time.monotonic(), 0.0, 0.0
+        self.seconds: dict[str, float] = {}  # of every stage that is over, by its label
         self.terminal = self.stream.isatty()
         layout = "{percentage:3.0f}%|{bar:24}| {elapsed}, {remaining} left  {desc}"
         self.bar = tqdm(total=self.total, bar_format=layout, file=self.stream, disable=not self.terminal, leave=False)
@@ -35,7 +36,9 @@ class Stages:
         self.bar.set_description_str(label)
         if not self.terminal:
             print(f"[{self.index + 1}/{len(self.weights)}] {label}{self._left()}", file=self.stream, flush=True)
+        begin = time.monotonic()
         yield self
+        self.seconds[label] = round(time.monotonic() - begin, 2)
         self._move(self.weights[self.index])
         self.before += self.weights[self.index]
         self.index, self.inside = self.index + 1, 0.0

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loopscope.cli.folder import run_folder
+from loopscope.cli.planned import measured, planned
 from loopscope.cli.progress import Stages
 from loopscope.cli.study import continued, open_model
 from loopscope.errors import SettingError
@@ -38,19 +39,22 @@ class Size:
     repeats: int = 2
     trace_tokens: int = 32
     calibrate_seconds: float = 12.0
+    refined_rounds: int = 16  # DAS-Wave with more is predicted by formula
+    factorial_prompts: int = 8
+    factorial_tokens: int = 48
 
 
 FULL = Size()
 QUICK = Size(probe_prompts=6, grid_prompts=3, new_tokens=32, max_positions=24, bench_prompts=4, bench_tokens=48, repeats=1, trace_tokens=24,
-             calibrate_seconds=4.0)
+             calibrate_seconds=4.0, refined_rounds=12, factorial_prompts=3, factorial_tokens=32)
 # Rough seconds of each stage at full size on one core, for the time left.
 _WEIGHTS = {"calibrate": 2.0, "continue": 4.5, "convergence": 1.5, "depth lens": 1.0, "prefix channels": 13.0, "depth grid": 2.5,
-            "plan": 1.5, "benchmark": 50.0, "schedules": 1.0}
+            "replay": 6.0, "plan": 14.0, "benchmark": 50.0, "schedules": 1.0, "factorial": 20.0}
 _FIGURES, _QUICK_SHARE = 50.0, 0.25
 
 
-def write_run(names: Sequence[str], out: str | Path, *, quick: bool, seed: int, threads: int) -> str:
-    """Make the run folder; returns a line that says where the report is."""
+def write_run(names: Sequence[str], out: str | Path, *, quick: bool, seed: int, threads: int, published: bool = False) -> str:
+    """Make the run folder; returns a line that says where the report is. published: as for figures.report.write_report."""
     from loopscope.models.loading import shipped_models
 
     names = list(dict.fromkeys(names)) or shipped_models()
@@ -61,13 +65,13 @@ def write_run(names: Sequence[str], out: str | Path, *, quick: bool, seed: int, 
     with run_folder(out) as part:
         cores = {label: open_model(source, threads) for label, source in labels.items()}  # a wrong name is said before anything runs
         weights = [_WEIGHTS[stage] * (_QUICK_SHARE if quick else 1) for core in cores.values() for stage in _stages(core)]
-        run = Run(size, seed)
+        run = Run(size, seed, part)
         with Stages([*weights, _FIGURES]) as progress:
             for name, core in cores.items():
                 run.study(name, core, progress)
             with progress.stage("figures and report"):
-                facts = _facts(labels, size, seed, threads, quick)
-                finish(part, run.tables(), facts, run.findings, begin)
+                facts = _facts(labels, size, seed, threads, quick) | {"predictions": run.predictions, "stages": progress.seconds}
+                finish(part, run.tables(), facts, run.findings, begin, published)
     return f"report: {Path(out) / 'report.html'}  ({time.monotonic() - begin:.0f} s)"
 
 
@@ -89,22 +93,28 @@ def _starts(core: LoopedCore) -> tuple[str | None, ...]:
 
 
 def _stages(core: LoopedCore) -> list[str]:
-    per_task = ["continue", *(["convergence", "depth lens", "prefix channels"] * len(_starts(core))), "depth grid", "plan", "benchmark",
-                "schedules"]
+    per_task = ["continue", *(["convergence", "depth lens", "prefix channels"] * len(_starts(core))), "depth grid", "replay", "plan",
+                "benchmark", *(["factorial"] if _drafts(core) else []), "schedules"]
     return ["calibrate", *per_task * len(TASKS)]
+
+
+def _drafts(core: LoopedCore) -> bool:
+    """Whether anything but plain decoding runs on this model."""
+    return core.config.depth > 1 and not core.why_not_lossless
 
 
 class Run:
     """Collects the results of all models and tasks, table by table."""
 
-    def __init__(self, size: Size, seed: int) -> None:
-        self.size, self.seed = size, seed
+    def __init__(self, size: Size, seed: int, folder: Path) -> None:
+        self.size, self.seed, self.folder = size, seed, folder
         self.results: dict[str, list[Result]] = {}
         self.findings: list[dict[str, Any]] = []
+        self.predictions: dict[str, Any] = {}  # of each model and task: when they were written, and the SHA-256 of each file
 
-    def add(self, *results: Result) -> None:
+    def add(self, *results: Result | None) -> None:
         for result in results:
-            if len(result.frame):
+            if result is not None and len(result.frame):
                 self.results.setdefault(result.kind, []).append(result)
 
     def tables(self) -> dict[str, Any]:
@@ -124,7 +134,7 @@ class Run:
 
     def _task(self, name: str, core: LoopedCore, task: str, calibration, progress: Stages) -> None:
         from decoders.bench import bench
-        from decoders.plan import rank
+        from decoders.factorial import factorial
         from decoders.trace import trace
         from loopscope.tiny.prompts import prompts as built_in
 
@@ -139,15 +149,21 @@ class Run:
             own = own or found
         with progress.stage(f"{name}, {task}: depth grid"):
             self._grid(name, core, task, probed)
-        with progress.stage(f"{name}, {task}: plan"):
-            plan = rank(own, calibration, task=task)
-            self.findings.append({"model": name, "task": task, "topic": "decoder", "sentence": plan.evidence})
-        chosen = _with_usual(core, [plan.best, *plan.rivals])
-        with progress.stage(f"{name}, {task}: benchmark of {len(chosen)} decoders") as stage:
-            result = bench(core, timed, chosen, task, size.bench_tokens, size.repeats, seed, model_name=name, progress=stage.advance)
-        self.add(result, result.acceptance, plan.shortlist().beside(result))
+        plan = planned(core, own, calibration, timed, size, progress, folder=self.folder / "predictions", task=task, name=name, seed=seed)
+        self.predictions[f"{name}, {task}"] = plan.record
+        with progress.stage(f"{name}, {task}: benchmark of {len(plan.chosen)} decoders") as stage:
+            result = bench(core, timed, plan.chosen, task, size.bench_tokens, size.repeats, seed, model_name=name, progress=stage.advance)
+        told = measured(core, plan, result, calibration, timed[0], size, seed)
+        sentences = [("decoder", plan.plan.evidence), *(("prediction", sentence) for sentence in told.sentences)]
+        self.findings += [{"model": name, "task": task, "topic": topic, "sentence": sentence} for topic, sentence in sentences]
+        self.add(result, result.acceptance, result.by_depth, plan.plan.shortlist(labels=[d.label for d in plan.chosen]).beside(result),
+                 told.misses, plan.expected)
+        if _drafts(core):
+            with progress.stage(f"{name}, {task}: factorial of DAS-Wave") as stage:
+                self.add(factorial(core, prompts[: size.factorial_prompts], 12, 1, task, size.factorial_tokens, 1, seed, model_name=name,
+                                   progress=stage.advance))
         with progress.stage(f"{name}, {task}: schedules"):
-            self.add(trace(core, timed[0], chosen, task, size.trace_tokens, seed, model_name=name))
+            self.add(trace(core, timed[0], plan.chosen, task, size.trace_tokens, seed, model_name=name))
 
     def _probe(self, name: str, core: LoopedCore, task: str, prompts, tokens, start: str | None, progress: Stages) -> dict[str, Result]:
         from interventions import mature_v_verdict, prefix_channels
@@ -176,15 +192,6 @@ class Run:
                             new_tokens=self.size.new_tokens, max_positions=self.size.max_positions, progress=False))
 
 
-def _with_usual(core: LoopedCore, chosen: list) -> list:
-    """The plan's best of every kind and, so that runs can be compared with each other, two settings that never change."""
-    from decoders import DASWave, Wavefront
-
-    usual = [Wavefront(1), DASWave(12, 1)] if core.config.depth > 1 else []
-    labels = {d.label for d in chosen}
-    return chosen + [d for d in usual if d.label not in labels]
-
-
 def _facts(labels: Mapping[str, str], size: Size, seed: int, threads: int, quick: bool) -> dict[str, Any]:
     from loopscope.records import manifest
 
@@ -208,9 +215,12 @@ def commands(facts: Mapping[str, Any]) -> dict[str, str]:
              f"--repeats {size['repeats']} {{decoders}}")
     channels = intervene.replace("{prompts}", str(size["probe_prompts"]))
     grid = intervene.replace("{prompts}", str(size["grid_prompts"])) + " --grid --draft-depth 1"
+    factorial = (f"loopscope factorial {{model}} --task {{task}} --prompts {size['factorial_prompts']} "
+                 f"--max-new-tokens {size['factorial_tokens']}")
     return {"convergence": f"{probe} {rest}", "depth_lens": f"{probe} {rest}", "settle": f"{probe} {rest}",
             "prefix_channels": f"{channels} {rest}", "prefix_effects": f"{channels} {rest}", "depth_grid": f"{grid} {rest}",
-            "bench": f"{bench} {rest}", "acceptance": f"{bench} {rest}"}
+            "bench": f"{bench} {rest}", "acceptance": f"{bench} {rest}", "acceptance_by_depth": f"{bench} {rest}",
+            "join": f"{bench} {rest}", "factorial": f"{factorial} {rest}"}
 
 
 def finish(folder: Path, tables: dict[str, Any], facts: dict[str, Any], findings: list[dict[str, Any]], begin: float | None = None,
@@ -220,6 +230,7 @@ def finish(folder: Path, tables: dict[str, Any], facts: dict[str, Any], findings
     begin: when the run began (time.monotonic), for the manifest's seconds, which count the drawing too. published: as
     for write_report.
     """
+    from figures.drawing import cores
     from figures.gallery import in_order
     from figures.predicted import remeasured
     from figures.report import write_report
@@ -230,7 +241,7 @@ def finish(folder: Path, tables: dict[str, Any], facts: dict[str, Any], findings
         tables["plan"] = remeasured(tables["plan"], tables["bench"])
     for kind, frame in tables.items():
         write_table(frame, folder / "tables" / f"{kind}.parquet")
-    write_report(folder, tables, facts, findings, published)
+    write_report(folder, tables, facts, findings, published, cores())
     if begin is not None:
         facts = facts | {"seconds": round(time.monotonic() - begin, 1)}
     write_text(json.dumps(facts | {"findings": findings}, indent=1, default=str) + "\n", folder / "manifest.json")

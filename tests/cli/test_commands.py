@@ -61,7 +61,7 @@ def small_report(folder, tmp_path_factory):
 
     before = report.QUICK
     report.QUICK = Size(probe_prompts=2, grid_prompts=1, new_tokens=12, max_positions=6, bench_prompts=2, bench_tokens=10, repeats=1,
-                        trace_tokens=10, calibrate_seconds=0.1)
+                        trace_tokens=10, calibrate_seconds=0.1, refined_rounds=12, factorial_prompts=2, factorial_tokens=10)
     out = tmp_path_factory.mktemp("runs") / "small"
     try:
         report.write_run([str(folder())], out, quick=True, seed=0, threads=1)
@@ -71,20 +71,56 @@ def small_report(folder, tmp_path_factory):
 
 
 def test_a_report_folder_holds_page_manifest_tables_and_figures(small_report):
-    assert {p.name for p in small_report.iterdir()} == {"report.html", "manifest.json", "tables", "figures"}
+    assert {p.name for p in small_report.iterdir()} == {"report.html", "manifest.json", "tables", "figures", "predictions"}
     tables = {p.stem: pd.read_parquet(p) for p in (small_report / "tables").iterdir()}
     assert set(tables) == {"convergence", "depth_lens", "settle", "prefix_channels", "prefix_effects", "depth_grid", "plan", "bench",
-                           "acceptance", "trace", "timing"}
+                           "acceptance", "acceptance_by_depth", "factorial", "trace", "timing", "miss", "replay_prediction"}
     assert all(set(t["model"]) == {"random-huginn"} for t in tables.values())
     assert all(set(t["task"]) == {"maths", "code"} for kind, t in tables.items() if "task" in t)
     assert all(set(tables[kind]["start"]) == {"keyed", "zero"} for kind in ("convergence", "depth_lens", "prefix_channels"))
     assert set(tables["plan"]["basis"]) == {"predicted", "measured"}
     assert tables["bench"]["token_mismatches"].sum() == 0
     facts = json.loads((small_report / "manifest.json").read_text())
-    assert facts["models"] and facts["versions"]["torch"] and {f["topic"] for f in facts["findings"]} == {"mature_v", "decoder"}
+    assert facts["models"] and facts["versions"]["torch"] and {f["topic"] for f in facts["findings"]} == {"mature_v", "decoder", "prediction"}
     page = (small_report / "report.html").read_text()
     assert "Mature-V" in page and "first plan" in page
     assert len(list((small_report / "figures").glob("*.png"))) == len(list((small_report / "figures").glob("*.svg"))) > 8
+
+
+def test_the_calls_that_were_predicted_before_the_benchmark_are_counted_in_it(small_report):
+    from decoders.foretold import altered
+
+    facts = json.loads((small_report / "manifest.json").read_text())
+    records = facts["predictions"]
+    assert set(records) == {"random-huginn, maths", "random-huginn, code"}
+    assert not any(altered(record, small_report / "predictions") for record in records.values())
+    assert all(record == json.loads((small_report / "predictions" / f"{key.replace(', ', '_')}.json").read_text())
+               for key, record in records.items())
+    miss = pd.read_parquet(small_report / "tables" / "miss.parquet")
+    assert {"AR", "WFD d=1", "WFD d=1 re=1", "DAS-Wave J=12 k=1 deep_kv"} <= set(miss.decoder)
+    bench = pd.read_parquet(small_report / "tables" / "bench.parquet")
+    assert {"LoopSpec d1=1 d2=2", "PLD K=8 n=3"} <= set(bench.decoder)
+    exact = miss[miss.exact_calls]
+    assert len(exact) >= 8
+    assert exact.calls_predicted.tolist() == pytest.approx(exact.calls_counted.tolist(), abs=1e-12)
+    drafted = exact[exact.decoder != "AR"]
+    assert drafted.accepted_predicted.tolist() == pytest.approx(drafted.accepted_measured.tolist(), abs=1e-12)
+    page = (small_report / "report.html").read_text()
+    assert "were counted exactly so" in page and "The replay was wrong" not in page
+    assert "promised exactly, and kept" in page and "NOT KEPT" not in page
+
+
+def test_the_usual_decoders_are_those_that_a_model_can_run():
+    from loopscope.cli.planned import usual
+    from loopscope.random_models import make_random_core
+
+    def labels(family, depth):
+        return {d.label for d in usual(make_random_core(family, depth=depth))}
+
+    shared = "WFD d=1 s=4 (approximate)"
+    assert {shared, "LoopSpec d1=1 d2=2", "WFD d=1 re=1", "PLD K=8 n=3"} <= labels("huginn", 6)
+    assert shared not in labels("huginn", 4) | labels("ouro", 6)
+    assert labels("ouro", 2) == {"WFD d=1", "DAS-Wave J=12 k=1 deep_kv", "PLD K=8 n=3"} and not labels("ouro", 1)
 
 
 def test_figures_redraws_the_same_page_from_the_tables_alone(loopscope, small_report, tmp_path, monkeypatch):
@@ -92,6 +128,8 @@ def test_figures_redraws_the_same_page_from_the_tables_alone(loopscope, small_re
     result = loopscope("figures", small_report, "--out", tmp_path / "again")
     assert result.exit_code == 0, result.stderr
     assert (tmp_path / "again" / "report.html").read_text() == (small_report / "report.html").read_text()
+    written = {p.name: p.read_bytes() for p in (small_report / "predictions").iterdir()}
+    assert written == {p.name: p.read_bytes() for p in (tmp_path / "again" / "predictions").iterdir()}
 
 
 def test_help_is_fast_and_teaches(folder):

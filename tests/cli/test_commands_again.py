@@ -18,7 +18,7 @@ def run(folder, tmp_path_factory):
     """A small report with a seed that is not the default, and the commands on its page."""
     out, before = tmp_path_factory.mktemp("runs") / "small", report.QUICK
     report.QUICK = Size(probe_prompts=2, grid_prompts=1, new_tokens=9, max_positions=5, bench_prompts=2, bench_tokens=10, repeats=1,
-                        trace_tokens=10, calibrate_seconds=0.1)
+                        trace_tokens=10, calibrate_seconds=0.1, refined_rounds=12, factorial_prompts=2, factorial_tokens=10)
     try:
         report.write_run([str(folder())], out, quick=True, seed=3, threads=1)
     finally:
@@ -59,9 +59,21 @@ def test_the_printed_bench_command_makes_the_same_calls(run, loopscope, tmp_path
     pd.testing.assert_frame_equal(*counted)
 
 
+def test_the_printed_factorial_command_makes_the_same_cells(run, loopscope, tmp_path):
+    out, printed = run
+    command = next(c for c in printed if "loopscope factorial" in c and "--task code" in c)
+    result = loopscope(*shlex.split(command)[1:], "--out", tmp_path / "again")
+    assert result.exit_code == 0, result.stderr
+    again, rows = (pd.read_parquet(p / "tables" / "factorial.parquet") for p in (tmp_path / "again", out))
+    counted = [f[f.task == "code"].set_index(["prompt", "decoder"]).sort_index()[["recur_calls", "committed", "accepted"]]
+               for f in (again, rows)]
+    pd.testing.assert_frame_equal(*counted)
+
+
 def test_seconds_of_the_manifest_count_the_drawing(run):
     facts = json.loads((run[0] / "manifest.json").read_text())
     assert facts["seconds"] > 0 and facts["commands"]["bench"].startswith("loopscope bench {model}")
+    assert len(facts["stages"]) > 20 and sum(facts["stages"].values()) < facts["seconds"]
     assert facts["sources"] == {"random-huginn": facts["models"][0]}
 
 

@@ -79,3 +79,35 @@ def test_redrawing_in_place_replaces_figures_and_page_only(loopscope, run):
     assert after.pop("figures/mine.txt") == b"kept"
     assert {k: v for k, v in after.items() if not k.endswith(".parquet")} == {k: v for k, v in before.items() if not k.endswith(".parquet")}
     assert after.keys() == before.keys() and after["tables/plan.parquet"] == before["tables/plan.parquet"]
+
+
+@pytest.fixture(scope="module")
+def study(folder, tmp_path_factory):
+    """What another command than report saves."""
+    from typer.testing import CliRunner
+
+    from loopscope.cli.app import app
+
+    out = tmp_path_factory.mktemp("study") / "probed"
+    words = ["bench", folder(), "--prompt", "one two", "--decoder", "wfd", "--max-new-tokens", 6, "--repeats", 1, "--out", out]
+    assert CliRunner().invoke(app, list(map(str, words)), prog_name="loopscope").exit_code == 0
+    return out
+
+
+def test_a_folder_without_a_report_is_given_none(loopscope, study):
+    before = contents(study)
+    (study / "figures" / "bench.svg").write_text("old")
+    result = loopscope("figures", study)
+    assert result.exit_code == 0 and result.stdout.strip() == f"figures: {study / 'figures'}", result.stderr
+    after = contents(study)
+    assert after.keys() == before.keys() and "report.html" not in after
+    assert after["figures/bench.svg"] == before["figures/bench.svg"]
+
+
+def test_a_folder_without_a_report_is_drawn_elsewhere_with_its_tables(loopscope, study, tmp_path):
+    result = loopscope("figures", study, "--out", tmp_path / "new", "--published")
+    assert result.exit_code == 0, result.stderr
+    old, new = contents(study), contents(tmp_path / "new")
+    assert old.keys() == new.keys() and old["manifest.json"] == new["manifest.json"]
+    assert old["tables/bench.parquet"] == new["tables/bench.parquet"]
+    assert old["figures/bench.png"] != new["figures/bench.png"]
