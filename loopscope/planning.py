@@ -26,7 +26,7 @@ def core_plan(rows: Rows, cache: DepthCache | CacheGroup | None, policy: ReadPol
     if cache is None:
         return _uncached(rows)
     if type(rows) is Static:
-        return static_core_plan(rows, cache, policy)
+        return tabled(rows, cache, policy, False, static_core_plan(rows, cache, policy))
     if chosen_kernel() != "torch" and not isinstance(rows, Merged):
         return tabled(rows, cache, policy, False, _core_plan(rows, cache, policy))
     return _core_plan(rows, cache, policy)
@@ -85,7 +85,7 @@ def outer_plan(rows: Rows, cache: DepthCache | CacheGroup | None) -> Plan:
     if cache is None:
         return _uncached(rows)
     if type(rows) is Static:
-        return static_outer_plan(rows, cache)
+        return tabled(rows, cache, ALIGNED, True, static_outer_plan(rows, cache))
     if chosen_kernel() != "torch" and not isinstance(rows, Merged):
         return tabled(rows, cache, ALIGNED, True, _outer_plan(rows, cache))
     return _outer_plan(rows, cache)

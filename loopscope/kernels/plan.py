@@ -20,10 +20,12 @@ import torch
 
 from loopscope.attention import Plan
 from loopscope.errors import SettingError, closest
-from loopscope.kernels.mixed_depth import DTYPES, Workspace, mixed_depth_attention, place_rows
+from loopscope.kernels.mixed_depth import DTYPES, Workspace, mixed_depth_attention, place_rows, span_of
+from loopscope.kernels.static_tables import static_tables
 from loopscope.kernels.tables import tables_of
 from loopscope.kernels.twin import mixed_depth_attention_twin, write_rows
-from loopscope.rows import Chain, ReadPolicy, Rows
+from loopscope.rows import Chain, Forest, ReadPolicy, Rows
+from loopscope.static_rows import Static
 
 if TYPE_CHECKING:
     from loopscope.cache import DepthCache
@@ -54,7 +56,7 @@ def use_kernel(name: str) -> Iterator[None]:
         _asked.reset(before)
 
 
-def tabled(rows: Rows, cache: DepthCache, policy: ReadPolicy, outer: bool, plain: Plan) -> Plan:
+def tabled(rows: Rows | Static, cache: DepthCache, policy: ReadPolicy, outer: bool, plain: Plan) -> Plan:
     """The plan of a call by the chosen kernel; `plain`, that of the torch path, where it is to attend after all."""
     kernel = chosen_kernel()
     if kernel == "torch":
@@ -68,12 +70,14 @@ def tabled(rows: Rows, cache: DepthCache, policy: ReadPolicy, outer: bool, plain
 class TabledPlan(Plan):
     """The rows of one call by their tables. A tap on the attention pattern is shown the plain plan's: a kernel has no pattern."""
 
-    def __init__(self, rows: Rows, cache: DepthCache, policy: ReadPolicy, outer: bool, kernel: str, plain: Plan,
+    def __init__(self, rows: Rows | Static, cache: DepthCache, policy: ReadPolicy, outer: bool, kernel: str, plain: Plan,
                  window: int | None = None) -> None:
         self.rows, self.cache, self.policy, self.outer, self.kernel, self.plain = rows, cache, policy, outer, kernel, plain
         self.mask = None
-        self.tables = tables_of(rows, cache, policy, outer=outer, window=window)
-        self.bound = cache.capacity  # not the rows' own end: equal splits in every call on this cache, whatever its rows
+        build = static_tables if isinstance(rows, Static) else tables_of
+        self.tables = build(rows, cache, policy, outer=outer, window=window)  # type: ignore[arg-type]
+        self.bound = cache.capacity if isinstance(rows, Forest) else max(rows.positions) + 1  # no row's prefix ends behind it
+        self.span = span_of(cache.capacity)  # equal splits in every call on this cache, whatever its rows
         self.workspace: Workspace | None = None
 
     def rotary(self, table):
@@ -102,6 +106,6 @@ class TabledPlan(Plan):
             write_rows(keys, values, tables, k, v)
             return mixed_depth_attention_twin(q, keys, values, tables, k, v)
         if self.workspace is None:  # of all layers of the call
-            self.workspace = Workspace.make(*q.shape, self.bound, tables.active > 0, device=q.device)
+            self.workspace = Workspace.make(*q.shape, self.bound, tables.active > 0, self.span, q.device)
         place_rows(keys, values, tables, k, v)
-        return mixed_depth_attention(q, keys, values, tables, k, v, bound=self.bound, workspace=self.workspace)
+        return mixed_depth_attention(q, keys, values, tables, k, v, bound=self.bound, span=self.span, workspace=self.workspace)

@@ -9,16 +9,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoders import DASWave, DraftThenVerify, LoopSpec, Wavefront
+from decoders import Autoregressive, DASWave, DraftThenVerify, LoopSpec, Wavefront
+from decoders.graphs import Captured, Tape
 from decoders.ladder import model, runs_on
 from decoders.verify import verify_generation
 from loopscope.errors import SettingError
 from loopscope.kernels import RowTables, group_rows, mixed_depth_attention_twin, tables_of, write_rows
 from loopscope.kernels.plan import TabledPlan, chosen_kernel, use_kernel
+from loopscope.kernels.static_tables import static_tables
 from loopscope.merged import CacheGroup
 from loopscope.planning import core_plan, outer_plan
 from loopscope.random_models import FAMILIES, make_random_core
 from loopscope.rows import ALIGNED, POLICIES, At, Chain, Draft, Forest, Merged, ReadPolicy, Tree, Wave
+from loopscope.static_rows import Static
 
 # Each with a gain of the random model: branches appear where drafts of two depths differ.
 DECODERS = ((Wavefront(1), 0.5), (DASWave(4, 1), 0.5), (DASWave(2, 1, read="deep_v"), 0.3), (LoopSpec(1, 3), 1.0),
@@ -112,6 +115,56 @@ def test_tables_read_and_write_what_the_plan_of_the_same_rows_does(drawn, outer,
     z = mixed_depth_attention_twin(q.flatten(0, 1), *twin, tables, k.flatten(0, 1), v.flatten(0, 1))
     assert torch.allclose(z, expected.flatten(0, 1), rtol=0, atol=1e-12)
     assert all(torch.equal(a, b) for a, b in zip(twin, cached))
+
+
+# ---- static rows --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family, decoder", [("huginn", Autoregressive()), ("huginn", DASWave(3, 1)), ("ouro", Wavefront(1)),
+                                             ("dory", Wavefront(2))])
+def test_a_static_decode_on_the_reference_commits_the_same_tokens(family, decoder, monkeypatch):
+    real, kinds = TabledPlan.attend, Counter()
+
+    def attend(self, *args):
+        kinds[type(self.rows).__name__] += 1
+        return real(self, *args)
+
+    class Blind(Captured):
+        """Rows as in a captured graph, but every phase runs anew: the reference looks at numbers, which no graph can."""
+
+        def run(self, key, phase):
+            phase()
+
+    monkeypatch.setattr(TabledPlan, "attend", attend)
+    monkeypatch.setattr("decoders.static.runner_for", lambda device: Blind(8))
+    core = model(family, 0.4, 0)
+    plain = decoder.generate(core, [1, 2, 3], 9, depth=4, seed=1).tokens
+    with use_kernel("twin"):
+        assert decoder.generate(core, [1, 2, 3], 9, depth=4, seed=1, static=True).tokens == plain
+    assert kinds["Static"] > 10
+
+
+@pytest.mark.parametrize("depths, policy", [((4, 3, 2, 1), ALIGNED), ((2, 2, 2, 2), ALIGNED), ((2, 2, 2, 2), ReadPolicy(4, None))])
+@pytest.mark.parametrize("window, outer", [(None, False), (3, False), (None, True)])
+def test_tables_of_static_rows_are_those_of_the_rows_they_stand_for_wherever_these_stand(depths, policy, window, outer):
+    """And nothing in them comes from the host: recorded once, they follow what the positions are rewritten to."""
+    cache = make_random_core("raven", n_core=1).make_cache(20, depth=4, spare=1)
+    at = torch.arange(2, 6)
+    cell = at.clone()
+    made = []
+    with Tape() as tape:
+        made.append(static_tables(Static(at, cell, 20, depths), cache, policy, outer=outer, window=window))
+    for start in (2, 9):
+        at.copy_(torch.arange(start, start + 4))
+        cell.copy_(at)
+        tape.replay()
+        rows = Wave(start, depths) if len(set(depths)) > 1 else Chain(start, 4, depths[0])
+        expected = tables_of(rows, cache, policy, outer=outer, window=window)
+        for name, value in vars(expected).items():
+            mine = getattr(made[0], name)
+            assert (mine is None) == (value is None) and (value is None or torch.equal(mine, value) or name == "groups"), name
+        assert sorted(r for r in made[0].groups.flatten().tolist() if r >= 0) == [0, 1, 2, 3]
+        assert made[0].groups.shape == ((4, 1) if len(set(depths)) > 1 and not outer else (1, 4))
 
 
 # ---- groups, and tables as data -----------------------------------------------------------------------------------------
