@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def load(source: str | os.PathLike, device: str | torch.device | None = None, dtype: torch.dtype | None = None,
          revision: str | None = None, hooked: bool = True, device_map: str | Mapping[str, Any] | None = None,
-         max_memory: Mapping[int | str, int | str] | None = None) -> LoopedModel | LoopedCore:
+         max_memory: Mapping[int | str, int | str] | None = None, int8: bool = False) -> LoopedModel | LoopedCore:
     """Load a looped model.
 
     source: a shipped model's name ('tiny-huginn', 'tiny-ouro'), a folder with config.json and safetensors files under
@@ -28,9 +28,14 @@ def load(source: str | os.PathLike, device: str | torch.device | None = None, dt
     device_map: "auto" spreads the blocks, each with its K/V, over the GPUs there are (and what they cannot hold stays on
     the CPU and runs there); or devices by block or part, {"prelude": 0, "blocks": 1, "coda": 1}. max_memory: bytes or "40GB"
     by device, for "auto": leave room for K/V (`loopscope inspect` says how much a token takes).
+    int8: quantise the matrices (loopscope/models/quantise.py; needs torchao). Lossy: the model's name then ends in " int8".
     Raises UnknownModelError, CheckpointError; SettingError for a device, dtype or revision that cannot be.
     """
     core = load_core(source, device, dtype, revision, device_map, max_memory)
+    if int8:
+        from loopscope.models.quantise import quantise
+
+        quantise(core)
     if not hooked:
         return core
     from loopscope.models.hooked import LoopedModel

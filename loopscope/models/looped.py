@@ -51,6 +51,7 @@ class LoopedCore(TextMixin, nn.Module):
         self.source: str | None = None
         self.revision: str | None = None  # the commit, of a model from the Hub
         self.packs = True  # whether caches pack the weights first
+        self.quantised: str | None = None  # "int8" once loopscope.models.quantise has made another model of it
         self.placement: dict[str, torch.device] | None = None  # device of each block, where they lie on several
 
         def blocks(n: int) -> nn.ModuleList:

@@ -42,6 +42,9 @@ def save_checkpoint(core: LoopedCore, folder: str | os.PathLike, max_shard_size:
     file names is replaced. Raises CheckpointError where other weights lie there, SettingError for a size that is none.
     """
     folder = Path(folder).expanduser()
+    if core.quantised:
+        raise SettingError(f"{core.source} holds {core.quantised} weights, which are not the checkpoint's and have no official form; "
+                           "save a model that was loaded without them")
     state = official_state(core)
     raw = dict(core.config.raw)
     for key in ("torch_dtype", "dtype"):  # where the config says one, it must be that of the weights beside it
