@@ -5,20 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch import Tensor
 from transformer_lens import ActivationCache
+from transformer_lens.utilities import Slice
 
 from loopscope.errors import HookError, closest
 from loopscope.hook_names import SHORT_NAMES, STATE, block_prefix, cycle_of, depth_of, layer_of
-from loopscope.models.layers import SumSandwichBlock
+from loopscope.interop import attention_view, to_xarray
+from loopscope.models.layers import BranchSandwichBlock, PostNormBlock, SumSandwichBlock
 from loopscope.models.looped import LoopedCore
 
 if TYPE_CHECKING:
     from loopscope.models.config import LoopedConfig
     from loopscope.models.hooked import LoopedModel
+    from loopscope.models.layers import Block
 
 _OUTER = ("prelude", "coda")
 
@@ -39,10 +42,31 @@ def why_not_additive(core: LoopedCore) -> str:
     return " and ".join(reasons)
 
 
+def why_heads_do_not_add_up(core: LoopedCore) -> str:
+    """What keeps an attention's output from being the sum of its heads' z times their rows of W_O, in words; "" if nothing does."""
+    if core.family == "hrm_text":
+        return "a gate acts on what heads read before it is projected"
+    if core.family == "dory" or isinstance(core.blocks[0], (BranchSandwichBlock, PostNormBlock)):
+        return "a norm acts on what its heads add together"
+    return ""
+
+
 # Methods of ActivationCache that add components up, or scale them by the norm scales of an additive stream.
 _ADDITIVE = ("decompose_resid", "get_full_resid_decomposition", "logit_attrs", "logit_lens", "apply_ln_to_stack",
-             "compute_head_results", "stack_head_results", "get_neuron_results", "stack_neuron_results",
+             "get_neuron_results", "stack_neuron_results",
              "ssm_layers", "compute_ssm_state", "compute_ssm_effective_attention")
+
+
+class _Weights:
+    """What TransformerLens's head results read of a model: `[block].attn.W_O` [heads, d_head, d_model] of the (unrolled) core."""
+
+    def __init__(self, core: LoopedCore) -> None:
+        self._core = core
+
+    def __getitem__(self, block: int) -> SimpleNamespace:
+        config, blocks = self._core.config, self._core.blocks
+        weight = cast("Block", blocks[block % len(blocks)]).attn.out.weight
+        return SimpleNamespace(attn=SimpleNamespace(W_O=weight.T.unflatten(0, (config.n_heads, config.d_head))))
 
 
 class LoopedCache(ActivationCache):
@@ -55,7 +79,7 @@ class LoopedCache(ActivationCache):
         c: LoopedConfig = looped.config
         cfg = SimpleNamespace(n_layers=blocks, n_heads=c.n_heads, n_key_value_heads=c.n_kv_heads, d_head=c.d_head, d_model=c.d_model,
                               d_mlp=c.d_mlp, d_vocab=c.vocab_size, n_ctx=c.context, normalization_type="RMS", attn_only=False)
-        super().__init__(cache_dict, SimpleNamespace(cfg=cfg), has_batch_dim)
+        super().__init__(cache_dict, SimpleNamespace(cfg=cfg, blocks=_Weights(looped.core)), has_batch_dim)
         self.looped = looped
         self.blocks = blocks
 
@@ -85,6 +109,30 @@ class LoopedCache(ActivationCache):
     def stack_activation(self, *args: Any, **options: Any) -> Tensor:
         self._need_blocks("stack_activation")
         return super().stack_activation(*args, **options)
+
+    def compute_head_results(self) -> None:
+        """TransformerLens's: each head's part of hook_attn_out, as attn.hook_result. Raises HookError where heads do not add up to it."""
+        self._need_heads("compute_head_results")
+        super().compute_head_results()
+
+    def stack_head_results(self, layer: int = -1, return_labels: bool = False, incl_remainder: bool = False, pos_slice: Any = None,
+                           apply_ln: bool = False) -> Any:
+        """TransformerLens's: every head's part of hook_attn_out, [head of a block, ...]; those of a block add up to it.
+
+        Raises HookError where they do not (a gate, or a norm on the attention's output), and for incl_remainder and apply_ln,
+        which take the stream for a sum. What a head adds to a logit: probes.head_attribution.
+        """
+        if incl_remainder or apply_ln:
+            self._refuse(f"stack_head_results({'incl_remainder' if incl_remainder else 'apply_ln'}=True)")
+        self._need_heads("stack_head_results")
+        return super().stack_head_results(layer, return_labels, pos_slice=pos_slice)
+
+    def _need_heads(self, method: str) -> None:
+        reason = why_heads_do_not_add_up(self.looped.core)
+        if reason:
+            raise HookError(f"{method} would be wrong on {self.looped.family}: it takes an attention's output for the sum of its heads, "
+                            f"but {reason}. Use probes.head_attribution for what each head adds to a logit")
+        self._need_blocks(method)
 
     def _need_blocks(self, method: str) -> None:
         if not self.blocks:
@@ -119,16 +167,27 @@ class RecordedRun(LoopedCache):
         run["v", "prelude", layer]             the same names in prelude and coda
         run.stack("v")                         [depth, layer, batch, pos, head, d_head]
         run.at_depth(r), run.unrolled()        one recurrence, or all of them, under TransformerLens's block names
+        run.to_xarray()                        an xarray dataset with named axes (extra: interop)
+        run.attention_view(depth, layer)       circuitsvis's view of a layer's patterns (extra: interop)
 
     Depths count 1..`depth`; negative depths and layers count from the end. Raises HookError for what was not recorded.
     """
 
-    def __init__(self, cache_dict: dict[str, Tensor], looped: LoopedModel, depth: int, has_batch_dim: bool = True) -> None:
+    def __init__(self, cache_dict: dict[str, Tensor], looped: LoopedModel, depth: int, has_batch_dim: bool = True,
+                 tokens: Tensor | None = None, positions: Tensor | None = None) -> None:
         super().__init__(cache_dict, looped, 0, has_batch_dim)
         self.depth = depth
+        self.tokens, self.positions = tokens, positions  # [batch, n] of the call, and those of its positions that were recorded
 
     def _like(self, cache_dict: dict[str, Tensor], has_batch_dim: bool) -> RecordedRun:
-        return RecordedRun(cache_dict, self.looped, self.depth, has_batch_dim)
+        return RecordedRun(cache_dict, self.looped, self.depth, has_batch_dim, self.tokens, self.positions)
+
+    def apply_slice_to_batch_dim(self, batch_slice: Any) -> RecordedRun:
+        sliced = cast(RecordedRun, super().apply_slice_to_batch_dim(batch_slice))
+        if self.tokens is not None:
+            cut = Slice.unwrap(batch_slice).apply(self.tokens, dim=0)
+            sliced.tokens = cut if cut.ndim == 2 else cut[None]
+        return sliced
 
     def __getitem__(self, key: Any) -> Tensor:
         name = self._full_name(*key) if isinstance(key, tuple) else key
@@ -181,6 +240,23 @@ class RecordedRun(LoopedCache):
 
         renamed = {rename(n): t for n, t in self.cache_dict.items()}
         return LoopedCache(renamed, self.looped, self.depth * layers, self.has_batch_dim)
+
+    # ---- for others' tools (loopscope/interop.py) -------------------------------------------------------------
+
+    def to_xarray(self) -> Any:
+        """Everything recorded as an xarray.Dataset with named axes: loopscope.interop.to_xarray. Needs the extra `interop`."""
+        return to_xarray(self)
+
+    def attention_view(self, depth: int | str, layer: int, batch: int = 0, tokens: list[str] | None = None) -> Any:
+        """circuitsvis's view of a layer's attention patterns: loopscope.interop.attention_view. Needs the extra `interop`."""
+        return attention_view(self, depth, layer, batch, tokens)
+
+    def token_texts(self, batch: int, count: int) -> list[str]:
+        """Texts of the recorded tokens of one sequence; ids without a tokenizer, positions where the tokens are not known."""
+        if self.tokens is None or self.tokens.shape[1] != count:
+            return [str(i) for i in range(count)]
+        tokenizer = self.looped.tokenizer
+        return [str(i) if tokenizer is None else tokenizer.decode([i], skip_special_tokens=False) for i in self.tokens[batch].tolist()]
 
     # ---- names ----------------------------------------------------------------------------------------------
 

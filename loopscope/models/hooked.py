@@ -309,11 +309,14 @@ class LoopedModel(TextMixin, HookedRootModule):
         names = match_names(names_filter, dict.fromkeys(hook_names(self.config, depth)))
         if incl_bwd and (options.get("return_type") != "loss" or not torch.is_grad_enabled()):
             raise HookError("incl_bwd calls backward on what the model returns: pass return_type='loss', with gradients enabled")
+        cache = options.get("cache")
+        first = 0 if cache is None else cache.length
         out, activations = super().run_with_cache(tokens, *args, names_filter=names, remove_batch_dim=remove_batch_dim,
                                                   incl_bwd=incl_bwd, **options)
         if not return_cache_object:
             return out, activations
-        return out, RecordedRun(activations, self, depth, has_batch_dim=not (remove_batch_dim and tokens.shape[0] == 1))
+        positions = Slice.unwrap(options.get("pos_slice")).apply(torch.arange(first, first + tokens.shape[1]), dim=0).reshape(-1)
+        return out, RecordedRun(activations, self, depth, not (remove_batch_dim and tokens.shape[0] == 1), tokens, positions)
 
     def get_caching_hooks(self, names_filter: NamesFilter = None, incl_bwd: bool = False, device=None,
                           remove_batch_dim: bool = False, cache: dict | None = None, pos_slice=None) -> tuple[dict, list, list]:

@@ -220,8 +220,8 @@ def test_batch_dimension_is_removed_and_sliced_as_in_transformer_lens(model, run
 # ---- refusals -----------------------------------------------------------------------------------------------
 
 REASONS = {"huginn": "norm acts on the residual sum.*adapter", "ouro": "a norm closes every loop"}
-REFUSED = ["decompose_resid", "get_full_resid_decomposition", "logit_attrs", "logit_lens", "apply_ln_to_stack", "compute_head_results",
-           "stack_head_results", "get_neuron_results", "stack_neuron_results"]
+REFUSED = ["decompose_resid", "get_full_resid_decomposition", "logit_attrs", "logit_lens", "apply_ln_to_stack", "get_neuron_results",
+           "stack_neuron_results"]
 
 
 @pytest.mark.parametrize("method", REFUSED)
@@ -246,6 +246,8 @@ def test_the_stream_is_indeed_no_sum_of_its_components(model, run):
 def test_no_method_of_activation_cache_is_inherited_unexamined():
     """A new TransformerLens method must be looked at: it may assume an additive stream."""
     examined = {"remove_batch_dim", "to", "toggle_autodiff", "keys", "values", "items", "apply_slice_to_batch_dim",
-                "accumulated_resid", "stack_activation", "ssm_layers", "compute_ssm_state", "compute_ssm_effective_attention", *REFUSED}
-    public = {n for n, f in inspect.getmembers(ActivationCache, inspect.isfunction) if not n.startswith("_")}
+                "accumulated_resid", "stack_activation", "compute_head_results", "stack_head_results",  # the last two: tests/interop
+                "ssm_layers", "compute_ssm_state", "compute_ssm_effective_attention", *REFUSED}
+    public = {n for n, f in inspect.getmembers(ActivationCache, inspect.isfunction)
+              if not n.startswith("_") and not hasattr(object, n)}  # nnsight, once imported, puts a `save` on every object
     assert public <= examined, public - examined
