@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 # tables in the order a reader meets their figures
 TABLES = (
-    "convergence", "depth_lens", "settle", "token_grid", "attribution", "trajectories", "head_stability", "depth_similarity",
+    "convergence", "depth_lens", "settle", "second_candidate", "agreement_runs",
+    "token_grid", "attribution", "trajectories", "head_stability", "depth_similarity",
     "block_lens", "layer_fixed_points", "head_attribution", "linear_probe", "patching",
     "prefix_channels", "prefix_effects",
-    "depth_grid", "plan", "miss", "bench", "acceptance", "acceptance_by_depth", "factorial", "trace", "timing",
+    "depth_grid", "hops", "plan", "miss", "bench", "acceptance", "acceptance_by_depth", "factorial", "trace", "timing",
 )  # fmt: skip
 _BY_START = ("convergence", "settle", "attribution", "trajectories", "head_stability", "depth_similarity", "prefix_channels",
              "block_lens", "layer_fixed_points", "head_attribution", "linear_probe", "patching",
-             "prefix_effects", "depth_grid")
+             "prefix_effects", "depth_grid", "second_candidate", "agreement_runs", "hops")
 _LONGEST = 80  # characters of a name in a file name; file systems take 255 bytes with all that is appended
 _SCHEDULES = 4  # one per decoder family is enough to see how they differ
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from loopscope.lazy import lazy
 
 _LAZY = {
+    "agreement_runs": "probes.runs",
+    "AgreementRunsResult": "probes.runs",
     "attribution": "probes.direct",
     "AttributionResult": "probes.direct",
     "block_lens": "probes.blocks",
@@ -35,6 +37,8 @@ _LAZY = {
     "sum_digits": "probes.targets",
     "replay_table": "probes.replay",
     "ReplayResult": "probes.replay",
+    "second_candidate": "probes.candidates",
+    "SecondCandidateResult": "probes.candidates",
     "token_grid": "probes.tokens",
     "TokenGridResult": "probes.tokens",
     "trajectories": "probes.paths",
@@ -43,6 +47,7 @@ _LAZY = {
 
 if TYPE_CHECKING:
     from probes.blocks import BlockLensResult, block_lens
+    from probes.candidates import SecondCandidateResult, second_candidate
     from probes.direct import AttributionResult, attribution
     from probes.head_shares import HeadAttributionResult, head_attribution
     from probes.heads import HeadStabilityResult, head_stability
@@ -51,12 +56,14 @@ if TYPE_CHECKING:
     from probes.linear import Labelled, LinearProbeResult, linear_probe
     from probes.paths import TrajectoriesResult, trajectories
     from probes.replay import ReplayResult, replay_table
+    from probes.runs import AgreementRunsResult, agreement_runs
     from probes.similarity import DepthSimilarityResult, depth_similarity
     from probes.settling import ConvergenceResult, convergence
     from probes.targets import sum_digits
     from probes.tokens import TokenGridResult, token_grid
 
-__all__ = ["attribution", "AttributionResult", "block_lens", "BlockLensResult", "layer_fixed_points", "LayerFixedPointsResult",
+__all__ = ["agreement_runs", "AgreementRunsResult", "second_candidate", "SecondCandidateResult", "attribution", "AttributionResult",
+           "block_lens", "BlockLensResult", "layer_fixed_points", "LayerFixedPointsResult",
            "head_attribution", "HeadAttributionResult", "convergence", "ConvergenceResult", "depth_lens", "DepthLensResult", "ReplayResult",
            "SettleResult", "HeadStabilityResult", "TrajectoriesResult", "depth_similarity", "DepthSimilarityResult", "head_stability",
            "linear_probe", "Labelled", "LinearProbeResult", "sum_digits", "replay_table", "token_grid", "TokenGridResult", "trajectories"]

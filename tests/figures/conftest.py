@@ -8,12 +8,13 @@ import pytest
 
 @pytest.fixture(scope="session")
 def synthetic():
-    module, inside = _load("synthetic"), _load("synthetic_inside")
-    for name, made in vars(inside).items():
-        if getattr(made, "__module__", None) == inside.__name__ and not hasattr(module, name):
-            setattr(module, name, made)
-    rest = module.tables
-    module.tables = lambda *args, **options: rest(*args, **options) | inside.tables(*args, **options)
+    module, others = _load("synthetic"), [_load("synthetic_inside"), _load("synthetic_drafts")]
+    for other in others:
+        for name, made in vars(other).items():
+            if getattr(made, "__module__", None) == other.__name__ and not hasattr(module, name):
+                setattr(module, name, made)
+    parts = [module.tables, *(other.tables for other in others)]
+    module.tables = lambda *args, **options: {k: t for part in parts for k, t in part(*args, **options).items()}
     return module
 
 

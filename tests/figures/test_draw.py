@@ -12,7 +12,7 @@ from loopscope.errors import RunFolderError, SettingError
 TABLES = [
     "convergence", "depth_lens", "settle", "token_grid", "attribution", "trajectories", "head_stability", "depth_similarity",
     "block_lens", "layer_fixed_points", "head_attribution", "linear_probe", "patching", "prefix_channels", "prefix_effects",
-    "depth_grid", "acceptance", "acceptance_by_depth", "bench", "plan", "timing", "trace",
+    "depth_grid", "acceptance", "acceptance_by_depth", "bench", "plan", "timing", "trace", "second_candidate", "agreement_runs", "hops",
 ]  # fmt: skip
 UNITS = {  # words that the axis labels of a figure must carry
     "convergence": ["recurrence depth", "cosine similarity"], "depth_lens": ["(nats)", "(logits)", "top-1 agreement", "recurrence depth"],
@@ -25,6 +25,8 @@ UNITS = {  # words that the axis labels of a figure must carry
     "head_attribution": ["contribution (logits)", "recurrence depth r", "layer 0 head 1"],
     "linear_probe": ["held-out accuracy", "recurrence depth", "better than the control"],
     "patching": ["restored (1: the clean answer)", "recurrence depth r", "layer 0 head 1"],
+    "second_candidate": ["recurrence depth", "share of positions", "runner-up right"],
+    "agreement_runs": ["positions n in a row", "share of windows"], "hops": ["(hops)", "share of anchors"],
     "token_grid": ["recurrence depth r", "probability of the top token", "input token"],
     "prefix_channels": ["draft depth", "change in top-1 agreement", "(nats)"],
     "prefix_effects": ["change in top-1 agreement", "(nats)"], "depth_grid": ["keys read at depth", "values read at depth"],
