@@ -79,7 +79,7 @@ def draw(frame, *, model=None):
         fig,
         f"{model}: predicted beside measured",
         "Predicted from findings and a timing sweep, before the benchmark ran. "
-        f"{EXACT}: its block calls were predicted exactly, by replay (ringed on the right); {ESTIMATED}: estimated from agreements. "
+        f"{EXACT}: its block calls were predicted exactly, by replay (ringed on the right); {ESTIMATED}: estimated. "
         "Speeds: all of AR's seconds over all of the decoder's. Bars: 95 % bootstrap interval over prompts. "
         "Numbers in the right-hand panels are those of the left-hand list.",
         _alt(model, table),

@@ -167,12 +167,14 @@ def _section(model: str, parts: dict[str, Any], tables, findings, manifest) -> d
     own = {k: t for k, t in own.items() if len(t)}
     mine = [{"topic": "mature_v", "verdict": "", "task": "", **f} for f in findings if str(f.get("model", "")) == model]
     told = [f["sentence"] for f in mine if f["topic"] == "approximate"]
+    mature, planned = [f for f in mine if f["topic"] == "mature_v"], summaries.plan_rows(own)
     return {
         "model": model,
         "id": slugs(models(tables))[model],
         "dashboard": parts["dashboard"],
         "groups": [(name, [(kind, parts["kinds"][kind]) for kind in kinds if kind in parts["kinds"]]) for name, kinds in GROUPS],
-        "mature_v": [f for f in mine if f["topic"] == "mature_v"],
+        "mature_v": mature,
+        "mature_v_short": [f for f in mature if f.get("start") != "zero"] or mature,
         "follows": [f for f in mine if f["topic"] == "decoder"],
         "others": [f for f in mine if f["topic"] not in ("mature_v", "approximate", "decoder")],
         "again": {kind: (parts["kinds"].get(kind) or [{"commands": []}])[0]["commands"] for kind in ("prefix_effects", "bench", "plan")},
@@ -182,7 +184,8 @@ def _section(model: str, parts: dict[str, Any], tables, findings, manifest) -> d
         "settled": summaries.settled_sentences(own),
         "busy": summaries.busy_sentences(own),
         "equality": summaries.equality_sentences(own),
-        "plan": summaries.plan_rows(own),
+        "plan": [row for row in planned if row["measured"]],
+        "untimed": [row for row in planned if not row["measured"]],
         "effects": summaries.effect_rows(own),
         "definitions": summaries.definitions(own),
         "approximate": [*told, *summaries.approximate(own), *(manifest.get("approximate") or ())],

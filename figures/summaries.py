@@ -143,8 +143,8 @@ def plan_rows(tables: Tables) -> list[dict[str, str]]:
                     "measured": _times(measured),
                     "interval": f"[{r.low_measured:.2f}, {r.high_measured:.2f}]" if r.low_measured == r.low_measured else "",
                     "miss": miss,
-                    "calls": f"fewer than AR's: {_times(r.call_speedup_predicted) or '?'} | {_times(r.call_speedup_measured) or '?'}",
-                    **{"accepted": "", "call_time": "", "cause": ""},
+                    "fewer": _times(r.call_speedup_predicted),
+                    **{"calls": "", "accepted": "", "call_time": "", "cause": ""},
                     **why.get(where, {}),
                     **calls.get(where, {}),
                 }
@@ -153,15 +153,18 @@ def plan_rows(tables: Tables) -> list[dict[str, str]]:
 
 
 def _calls(tables: Tables) -> dict[tuple[str, str], dict[str, str]]:
-    """(task, decoder) -> block calls per token that a replay promised and that were counted."""
+    """(task, decoder) -> block calls per token that a replay promised and that were counted: '2.894 = 2.894'.
+
+    Between them stands ≠ where the promise was not kept, and ≈ where the replay only estimates.
+    """
     if not {"replay_prediction", "bench"} <= set(tables):
         return {}
     from decoders.foretold import held
 
     out = {}
     for r in held(tables["replay_prediction"], tables["bench"]).itertuples():
-        kept = "" if not r.exact else " (promised exactly, and kept)" if not r.prompts_differ else " (PROMISED EXACTLY, NOT KEPT)"
-        out[str(r.task), r.decoder] = {"calls": f"{r.calls_predicted:.3f} | {r.calls_counted:.3f}{kept}"}
+        sign = predicted.ESTIMATED if not r.exact else "\u2260" if r.prompts_differ else predicted.EXACT
+        out[str(r.task), r.decoder] = {"calls": f"{r.calls_predicted:.3f} {sign} {r.calls_counted:.3f}"}
     return out
 
 
@@ -170,7 +173,7 @@ def _misses(tables: Tables) -> dict[tuple[str, str], dict[str, str]]:
     out = {}
     for r in tables["miss"].itertuples() if "miss" in tables else ():
         out[str(r.task), r.decoder] = {
-            "calls": f"{r.calls_predicted:.3f} | {r.calls_counted:.3f}",
+            "calls": f"{r.calls_predicted:.3f} {predicted.ESTIMATED} {r.calls_counted:.3f}",
             "accepted": f"{r.accepted_predicted:.2f} | {r.accepted_measured:.2f}" if r.accepted_measured == r.accepted_measured else "",
             "call_time": f"{1e6 * r.seconds_per_call_predicted:.0f} | {1e6 * r.seconds_per_call_measured:.0f}",
             "cause": f"{r.cause} (acceptance {r.acceptance:.2f}, kernel {r.kernel:.2f}, host {r.host_factor:.2f})" if r.cause else "",
@@ -253,7 +256,7 @@ def _predicted_exactly(plan: pd.DataFrame) -> list[str]:
     table = predicted.both(plan)
     table = table[table["time_speedup_measured"].notna() & table["time_speedup_predicted"].notna() & (table["decoder"] != "AR")]
     known, rest = (", ".join(style.decoders_in_order(part["decoder"])) for part in (table[table["exact"]], table[~table["exact"]]))
-    return [f"Block calls predicted exactly, by replay: {known or 'of none'}; estimated from agreements: {rest or 'of none'}."] if len(
+    return [f"Block calls predicted exactly, by replay: {known or 'of none'}; estimated: {rest or 'of none'}."] if len(
         table) and "exact_calls" in plan else []
 
 

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -145,7 +146,7 @@ def manifest(**facts: Any) -> dict[str, Any]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = None
-    return {"schema": SCHEMA_VERSION, "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]), "git": _git_commit(),
+    return {"schema": SCHEMA_VERSION, "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]), "git": _git_commit(),
             "python": platform.python_version(), "versions": versions,
             "hardware": {"machine": platform.machine(), "cpu": _cpu_name(), "cores": os.cpu_count(),
                          "threads": torch.get_num_threads(),
