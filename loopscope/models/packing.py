@@ -39,7 +39,7 @@ def product(x: Tensor, packed: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
     few = F.pad(x.reshape(rows, width), (0, 0, 0, LEAST_ROWS - rows))
     out = torch.ops.mkldnn._linear_pointwise(few, packed, None, "none", [], "")
-    return out[:rows].view(*x.shape[:-1], -1)
+    return out[:rows].view(*x.shape[:-1], out.shape[-1])  # not -1: a call may ask for no row
 
 
 def pack(weight: Tensor) -> Tensor | None:

@@ -72,3 +72,11 @@ def test_nan_is_said_at_its_position(monkeypatch):
     monkeypatch.setattr(type(core), "unembed", lambda self, h: torch.full((*h.shape[:2], 256), float("nan"), dtype=h.dtype))
     with pytest.raises(NumericsError, match="at position 22 are NaN"):
         Autoregressive().generate(core, PROMPT, 3)
+
+
+def test_a_stretch_may_want_no_row_of_a_packed_head(monkeypatch):
+    """float32 and large enough to be packed (loopscope/models/packing.py): there the head is another product."""
+    core = make_random_core("huginn", dtype=torch.float32, d_model=128, n_core=1, depth=2, vocab_size=4096)
+    whole = prefilled(core)
+    monkeypatch.setattr("decoders.session.PREFILL", 7)
+    assert prefilled(core).tokens == whole.tokens
