@@ -73,6 +73,9 @@ def probe(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Texts 
           depth: Depth = None,
           new_tokens: Annotated[int, typer.Option("--new-tokens", min=0, help="Greedy tokens that continue each prompt before it is "
                                                   "read. 0: the prompt alone.")] = 0,
+          only: Annotated[str | None, typer.Option(metavar="NAME,...", help="These probes instead: convergence, depth_lens, block_lens, "
+                                                   "trajectories, layer_fixed_points, head_stability, depth_similarity, token_grid, "
+                                                   "attribution, head_attribution, linear_probe, patching; or all.")] = None,
           suite: SuiteFile = None, suite_format: SuiteFormat = None, limit: Limit = None, shots: Shots = None, truncate: Truncate = None,
           seed: Seed = 0, device: Device = None, dtype: DType = None, threads: Threads = 1) -> None:
     """What changes with recurrence depth.
@@ -82,6 +85,10 @@ def probe(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Texts 
     output if it stopped at depth r: how often its first choice is already the final one (agreement), and how far its
     distribution still is (KL, in nats).
 
+    Others with --only, each described in docs/howto/probe.md: the rank of the final token after every block, where the state and
+    every block come to rest, heads, which component or head makes the logit, what a linear map reads off the state, and
+    activation patching. The last two work on built-in sums, whatever the prompts are.
+
     Under torchrun each process measures its share of the prompts; loopscope merge puts them together (docs/howto/scale.md).
     """
     from loopscope.cli.study import run_probe
@@ -89,7 +96,7 @@ def probe(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Texts 
 
     texts, _ = texts_or_suite(prompt, suite, suite_format, limit, shots, truncate, new_tokens + 1)
     run_probe(model, task=task, count=prompts, texts=texts, out=out, start=start, depth=depth, new_tokens=new_tokens, seed=seed,
-              threads=threads, device=device, dtype=dtype)
+              threads=threads, device=device, dtype=dtype, only=only)
 
 
 @app.command(short_help="What a draft gains by reading the prefix deeper.")

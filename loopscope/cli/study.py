@@ -90,23 +90,28 @@ def continued(core: LoopedCore, prompts: Iterable[str], tokens: int, seed: int, 
     return out
 
 
-def run_probe(model: str, *, task, count, texts, out, start, depth, new_tokens, seed, threads, device=None, dtype=None) -> None:
+def run_probe(model: str, *, task, count, texts, out, start, depth, new_tokens, seed, threads, device=None, dtype=None, only=None) -> None:
+    from loopscope.cli import probing
+
+    names = probing.chosen(only)
     part = Part.of_this_process(out)
     core, state = open_model(model, threads, device, dtype), start_state(start)
     label, prompts = read_texts(core, task, count, texts, seed)
-    from probes import convergence, depth_lens
-
     options = {"task": label, "depth": depth, "start_state": state, "seed": seed}
     if part is not None:
+        if names != probing.DEFAULT:
+            raise SettingError(f"several processes share {' and '.join(probing.DEFAULT)}; run --only {only} in one process")
         return _probe_part(part, core, prompts, new_tokens, options, recorded(texts, prompts))
     read = continued(core, prompts, new_tokens, seed, depth) if new_tokens else prompts
-    results = [convergence(core, read, **options), depth_lens(core, read, **options)]
-    found, lens = (r.frame for r in results)
-    found = found[(found.null == "none") & (found.metric == "cosine")]
-    table = found.pivot_table(index="depth", columns="channel", values="value")[["q", "k", "v", "attn_out", "state"]]
-    table = table.join(lens.groupby("depth")[["agreement", "kl_nats", "loss_nats"]].mean())
-    print(f"{core.source}, {len(prompts)} prompts ({label}), start {start}: cosine to full depth, and what stopping there would say")
-    print(table.round(3).to_string())
+    results = probing.run(names, core, read, len(prompts), options)
+    print(f"{core.source}, {len(prompts)} prompts ({label}), start {start}: cosine to full depth, and what stopping there would say"
+          if "convergence" in names else f"{core.source}, {len(prompts)} prompts ({label}), start {start}")
+    table = probing.by_depth(results)
+    if table is not None:
+        print(table.round(3).to_string())
+    for heading, rows in probing.largest(results):
+        print(heading)
+        print_table(rows)
     save(results, out, model=core.source, prompts=recorded(texts, prompts), seed=seed)
 
 
