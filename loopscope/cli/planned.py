@@ -50,6 +50,7 @@ def planned(core: LoopedCore, findings: Mapping[str, Any], calibration: Calibrat
     from decoders.carried import Refinements
     from decoders.foretold import write_down
     from decoders.plan import rank
+    from decoders.predict import schedules
     from decoders.replay import predict_from_replay, replay
 
     table = blocks = expected = None
@@ -58,9 +59,12 @@ def planned(core: LoopedCore, findings: Mapping[str, Any], calibration: Calibrat
             table = replay(core, prompts, size.bench_tokens, task=task, model_name=name, seed=seed, progress=False)
             blocks = Refinements(core, prompts, table, size.refined_rounds, seed=seed)
     with progress.stage(f"{name}, {task}: plan"):
-        alone = [Autoregressive()] if core.why_not_lossless else None  # nothing else runs on such a model
-        plan = rank(findings, calibration, replay=table, refinements=blocks, task=task, decoders=alone)
-        chosen = with_usual([plan.best, *plan.rivals], usual(core))
+        fixed: list[Decoder] = usual(core)
+        compared: list[Decoder] = [Autoregressive()]  # nothing else runs where K/V of several depths are one
+        if not core.why_not_lossless:
+            compared += [*schedules(core.config.depth, calibration.has("recur", "tree")), *fixed]
+        plan = rank(findings, calibration, replay=table, refinements=blocks, task=task, decoders=compared, screen=True)
+        chosen = with_usual([plan.best, *plan.rivals], fixed)
         if table is not None:
             expected = predict_from_replay(table, chosen, blocks)
         tables = {"plan": plan.frame} | ({} if expected is None else {"calls": expected.frame})

@@ -39,14 +39,14 @@ class Size:
     repeats: int = 2
     trace_tokens: int = 32
     calibrate_seconds: float = 12.0
-    refined_rounds: int = 16  # DAS-Wave with more is predicted by formula
+    refined_rounds: int = 24  # DAS-Wave with more is predicted by formula
     factorial_prompts: int = 8
     factorial_tokens: int = 48
 
 
 FULL = Size()
-QUICK = Size(probe_prompts=6, grid_prompts=3, new_tokens=32, max_positions=24, bench_prompts=4, bench_tokens=48, repeats=1, trace_tokens=24,
-             calibrate_seconds=4.0, refined_rounds=12, factorial_prompts=3, factorial_tokens=32)
+QUICK = Size(probe_prompts=6, grid_prompts=3, new_tokens=32, max_positions=24, bench_prompts=4, bench_tokens=40, repeats=1, trace_tokens=24,
+             calibrate_seconds=4.0, factorial_prompts=3, factorial_tokens=24)
 # Rough seconds of each stage at full size on one core, for the time left.
 _WEIGHTS = {"calibrate": 2.0, "continue": 4.5, "convergence": 1.5, "depth lens": 1.0, "prefix channels": 13.0, "depth grid": 2.5,
             "replay": 6.0, "plan": 14.0, "benchmark": 50.0, "schedules": 1.0, "factorial": 20.0}
@@ -172,7 +172,8 @@ class Run:
         options = {"task": task, "model_name": name, "start_state": start, "seed": self.seed, "progress": False}
         label = f"{name}, {task}" + (", zero start" if start == "zero" else "")
         with progress.stage(f"{label}: convergence"):
-            self.add(convergence(core, tokens, **options))
+            settling = convergence(core, tokens, **options)
+            self.add(settling)
         with progress.stage(f"{label}: depth lens"):
             lens = depth_lens(core, tokens, **options)
             self.add(lens, *([lens.settle] if lens.settle is not None else []))
@@ -183,7 +184,7 @@ class Run:
         for v in mature_v_verdict(effects):
             self.findings.append({"model": v.model, "task": v.task, "start": v.start, "verdict": v.verdict, "topic": "mature_v",
                                   "sentence": v.sentence})
-        return {"depth_lens": lens, "prefix_channels": channels}
+        return {"depth_lens": lens, "prefix_channels": channels, "convergence": settling}
 
     def _grid(self, name: str, core: LoopedCore, task: str, prompts) -> None:
         from interventions import depth_grid
