@@ -47,10 +47,12 @@ class Size:
 FULL = Size()
 QUICK = Size(probe_prompts=6, grid_prompts=3, new_tokens=32, max_positions=24, bench_prompts=4, bench_tokens=40, repeats=1, trace_tokens=24,
              calibrate_seconds=4.0, factorial_prompts=3, factorial_tokens=24)
-# Rough seconds of each stage at full size on one core, for the time left.
-_WEIGHTS = {"calibrate": 2.0, "continue": 4.5, "convergence": 1.5, "depth lens": 1.0, "prefix channels": 13.0, "depth grid": 2.5,
-            "replay": 6.0, "plan": 14.0, "benchmark": 50.0, "schedules": 1.0, "factorial": 20.0}
-_FIGURES, _QUICK_SHARE = 50.0, 0.25
+# Seconds of each stage at full size, for the time left: processor seconds of a run on the shipped models, (T = 4, T = 16), mean of both
+# tasks. What counts is their proportion: the time left is scaled by what was spent.
+_WEIGHTS = {"calibrate": (4.9, 11.2), "continue": (2.2, 7.4), "convergence": (0.8, 2.1), "depth lens": (0.35, 1.5),
+            "prefix channels": (6.7, 19.8), "depth grid": (1.5, 4.7), "replay": (2.3, 7.8), "plan": (7.8, 11.0), "benchmark": (45.0, 85.0),
+            "factorial": (15.4, 22.5), "schedules": (1.0, 2.1)}
+_FIGURES, _QUICK_SHARE = 45.0, 0.28  # seconds of drawing per model, on one core; of everything else at --quick
 
 
 def write_run(names: Sequence[str], out: str | Path, *, quick: bool, seed: int, threads: int, published: bool = False) -> str:
@@ -64,9 +66,8 @@ def write_run(names: Sequence[str], out: str | Path, *, quick: bool, seed: int, 
     size, begin = QUICK if quick else FULL, time.monotonic()
     with run_folder(out) as part:
         cores = {label: open_model(source, threads) for label, source in labels.items()}  # a wrong name is said before anything runs
-        weights = [_WEIGHTS[stage] * (_QUICK_SHARE if quick else 1) for core in cores.values() for stage in _stages(core)]
         run = Run(size, seed, part)
-        with Stages([*weights, _FIGURES]) as progress:
+        with Stages(_weights(list(cores.values()), quick)) as progress:
             for name, core in cores.items():
                 run.study(name, core, progress)
             with progress.stage("figures and report"):
@@ -96,6 +97,19 @@ def _stages(core: LoopedCore) -> list[str]:
     per_task = ["continue", *(["convergence", "depth lens", "prefix channels"] * len(_starts(core))), "depth grid", "replay", "plan",
                 "benchmark", *(["factorial"] if _drafts(core) else []), "schedules"]
     return ["calibrate", *per_task * len(TASKS)]
+
+
+def _weights(models: Sequence[LoopedCore], quick: bool) -> list[float]:
+    """About how many seconds each stage takes, drawing last: between and beyond the depths that were timed, linear in T."""
+    from figures.drawing import cores
+
+    out = []
+    for core in models:
+        for stage in _stages(core):
+            shallow, deep = _WEIGHTS[stage]
+            seconds = max(0.1, shallow + (deep - shallow) * (core.config.depth - 4) / 12)
+            out.append(seconds * (_QUICK_SHARE if quick else 1))
+    return [*out, _FIGURES * len(models) / min(cores(), 4)]
 
 
 def _drafts(core: LoopedCore) -> bool:
@@ -153,7 +167,7 @@ class Run:
         self.predictions[f"{name}, {task}"] = plan.record
         with progress.stage(f"{name}, {task}: benchmark of {len(plan.chosen)} decoders") as stage:
             result = bench(core, timed, plan.chosen, task, size.bench_tokens, size.repeats, seed, model_name=name, progress=stage.advance)
-        told = measured(core, plan, result, calibration, timed[0], size, seed)
+            told = measured(core, plan, result, calibration, timed[0], size, seed)
         sentences = [("decoder", plan.plan.evidence), *(("prediction", sentence) for sentence in told.sentences)]
         self.findings += [{"model": name, "task": task, "topic": topic, "sentence": sentence} for topic, sentence in sentences]
         self.add(result, result.acceptance, result.by_depth, plan.plan.shortlist(labels=[d.label for d in plan.chosen]).beside(result),
