@@ -17,6 +17,7 @@ _LAZY = {
     "Calls": "decoders.generation",
     "DASWave": "decoders.das_wave",
     "Decoder": "decoders.decoder",
+    "Findings": "decoders.findings",
     "DraftThenVerify": "decoders.draft_then_verify",
     "Generation": "decoders.generation",
     "LoopSpec": "decoders.loopspec",
@@ -25,6 +26,7 @@ _LAZY = {
     "Seconds": "decoders.generation",
     "Stream": "decoders.streaming",
     "Wavefront": "decoders.wavefront",
+    "plan": "decoders.plan",
 }
 
 if TYPE_CHECKING:
@@ -32,14 +34,16 @@ if TYPE_CHECKING:
     from decoders.das_wave import DASWave
     from decoders.decoder import Decoder
     from decoders.draft_then_verify import DraftThenVerify
+    from decoders.findings import Findings
     from decoders.generation import BatchGeneration, Calls, Generation, Seconds
     from decoders.loopspec import LoopSpec
+    from decoders.plan import plan
     from decoders.prompt_lookup import PromptLookup
     from decoders.sampling import Sampling
     from decoders.streaming import Stream
     from decoders.wavefront import Wavefront
 
-__all__ = ["Autoregressive", "BatchGeneration", "Calls", "DASWave", "Decoder", "DraftThenVerify", "Generation", "LoopSpec",
-           "PromptLookup", "Sampling", "Seconds", "Stream", "Wavefront"]
+__all__ = ["Autoregressive", "BatchGeneration", "Calls", "DASWave", "Decoder", "DraftThenVerify", "Findings", "Generation",
+           "LoopSpec", "PromptLookup", "Sampling", "Seconds", "Stream", "Wavefront", "plan"]
 
 __getattr__, __dir__ = lazy(__name__, _LAZY)

@@ -106,13 +106,15 @@ def plan(findings: Findings | Mapping[str, Any], calibration: Calibration, *, de
 
     findings: a Findings, or the probes' tables by name ("depth_lens", "prefix_channels", and if at hand "convergence" and "replay").
     calibration: what calls cost on this machine. decoders: what to compare; default: AR and a few settings of every decoder that the
-    model can run. task, start: which rows of the tables. Raises SettingError where the tables have no rows.
+    model can run, of which those far behind are not replayed. task, start: which rows of the tables.
+
+    Raises SettingError where the tables have no rows.
     """
     tables = getattr(findings, "tables", findings)
     replay = tables.get("replay")
     drafting: Any = findings if hasattr(findings, "outcome") else None
     return rank(tables, calibration, replay=replay if hasattr(replay, "prompts") else None, refinements=drafting, task=task, start=start,
-                decoders=decoders, seed=seed, screen=True)
+                decoders=decoders, seed=seed, screen=decoders is None)
 
 
 def rank(findings: Mapping[str, Any] | Agreements, calibration: Calibration, *, replay: ReplayResult | None = None,
@@ -157,8 +159,7 @@ def rank(findings: Mapping[str, Any] | Agreements, calibration: Calibration, *, 
     own = [d for d in compared.values() if _drafts_itself(d)]
     if screen:
         _draft_the_best(own, predicted, books)
-    asked = [d for d in own if not screen or (decoders is not None and d.label not in predicted)]
-    for d in _most_rounds_first(asked):
+    for d in _most_rounds_first([] if screen else own):
         p = books.drafted(d)
         if p is not None:
             predicted[d.label] = p

@@ -1,0 +1,46 @@
+"""What decoders do on replayed texts, as a table: kept with the findings, so that a plan can be made again without the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from decoders.replay_counts import Outcome
+from loopscope.records import Result
+
+_PLAIN = ("recur", "prelude", "readout", "rows", "proposed", "accepted", "exact", "rows_exact", "note")
+_NESTED = ("runs", "widths", "branched")  # as JSON
+
+
+@dataclass(frozen=True, eq=False)
+class OutcomesResult(Result):
+    """One row per text and decoder; the columns are those of decoders.replay_counts.Outcome, runs, widths and branched as JSON."""
+
+    kind = "outcomes"
+    columns = ("model", "task", "prompt", "decoder", *_PLAIN, *_NESTED)
+
+    @classmethod
+    def of(cls, outcomes: Mapping[tuple[int, str], Outcome], model: str, task: str) -> OutcomesResult:
+        """outcomes: (text, label of the decoder) -> what it does there."""
+        import pandas as pd
+
+        rows = [(model, task, index, label, *(getattr(o, name) for name in _PLAIN), *(_text(getattr(o, name)) for name in _NESTED))
+                for (index, label), o in outcomes.items()]
+        return cls(pd.DataFrame(rows, columns=list(cls.columns)))
+
+    def by_text(self) -> dict[tuple[int, str], Outcome]:
+        """The outcomes again; which drafts were accepted is not kept."""
+        out = {}
+        for row in self.frame.itertuples(index=False):
+            plain = {name: getattr(row, name) for name in _PLAIN}
+            plain = {k: v if isinstance(v, str) else bool(v) if k in ("exact", "rows_exact") else int(v) for k, v in plain.items()}
+            widths, branched = ({float(w) if "." in w else int(w): n for w, n in json.loads(getattr(row, name)).items()}
+                                for name in ("widths", "branched"))
+            out[int(row.prompt), str(row.decoder)] = Outcome(**plain, runs=json.loads(row.runs), accepts={}, widths=widths,
+                                                             branched=branched)
+        return out
+
+
+def _text(value: list | dict) -> str:
+    return json.dumps(value if isinstance(value, list) else {str(k): v for k, v in value.items()})
