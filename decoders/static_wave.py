@@ -117,7 +117,7 @@ class StaticWave(Turn):
             sent.append(self.post(turns % (lag + 1)))
             turns += 1
             if len(sent) > lag:
-                self._settle(session, books, self.open_mail(sent.popleft()))
+                self._settle(session, books, sent.popleft())
         session.ahead += len(sent) * self.step
 
     def _launch(self, session: Session, books: _Books, unread: int) -> None:
@@ -133,7 +133,7 @@ class StaticWave(Turn):
         reads = count == self.lanes, self.step < self.depth
         self.runner.run((count, reach), lambda: self.turn(count, 0, True, reads, None, reach))
 
-    def _settle(self, session: Session, books: _Books, mail: list[int]) -> None:
+    def _settle(self, session: Session, books: _Books, box: tuple[torch.Tensor, Any]) -> None:
         """What a turn came to, written down as the generator does."""
         d, full = self.step, self.depth
         if books.pending is not None:
@@ -149,7 +149,9 @@ class StaticWave(Turn):
         ready = (low + count) * d == full
         drafting = low == 0 and d < full and books.young < session.last_input
         session.counts["readout"] += ready or drafting
-        target, draft, *bad = mail
+        if not (ready or drafting):
+            return  # nothing to read
+        target, draft, *bad = self.open_mail(box)
         for wanted, nan, place in ((ready, bad[0], 0), (drafting, bad[1], count - 1)):
             if wanted and nan:
                 session.refuse_nan(books.front + place)

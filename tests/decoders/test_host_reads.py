@@ -6,7 +6,6 @@ from collections import Counter
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from decoders import Autoregressive, DASWave, DraftThenVerify, LoopSpec, PromptLookup, Sampling, Wavefront
 from decoders.calls import Recur
@@ -16,38 +15,11 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 DECODERS = [Autoregressive(), Autoregressive(exit="state-change:0.01"), Wavefront(1), Wavefront(2, redraft=1), DraftThenVerify(1, 4),
             DraftThenVerify(2, 3, "deep_kv"), DASWave(4, 1), DASWave(3, 2, read="aligned"), DASWave(4, 1, stable=1), LoopSpec(1, 3),
             LoopSpec(1, 2, gate=0.1), PromptLookup(4)]
-METHODS = ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__")
-OPERATORS = ("aten._local_scalar_dense", "aten.nonzero", "aten.equal", "aten.masked_select", "aten.is_nonzero", "aten.unique")
 
 
-class HostReads(TorchDispatchMode):
-    """What made the host wait for a number, call by call: methods of a tensor that give it, operators whose shape depends on it."""
-
-    def __init__(self, patch) -> None:
-        super().__init__()
-        self.found: list[str] = []
-        for name in METHODS:
-            patch.setattr(torch.Tensor, name, self._watched(name, getattr(torch.Tensor, name)))
-
-    def _watched(self, name, method):
-        def watched(tensor, *args, **kwargs):
-            self.found.append(name)
-            before = len(self.found)
-            out = method(tensor, *args, **kwargs)
-            del self.found[before:]  # what it is made of
-            return out
-        return watched
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if str(func).rsplit(".", 1)[0] in OPERATORS:
-            self.found.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
-def reads_per_tick(decoder, core, monkeypatch, sampling=None, batch=1) -> Counter:
+def reads_per_tick(decoder, core, watch, monkeypatch, sampling=None) -> Counter:
     """How many reads of the host were made in how many ticks, the one before the first included."""
     ticks: list[int] = []
-    watch = HostReads(monkeypatch)
     run = Recur.run
 
     def noted(self):
@@ -67,26 +39,25 @@ SAMPLED = [Sampling(0.8, top_p=0.9), Sampling(0.8, method="rejection")]
 
 @pytest.mark.parametrize("decoder, sampling", [(d, None) for d in DECODERS] + [(DECODERS[i], s) for i in (2, 4, 6, 9) for s in SAMPLED],
                          ids=lambda v: v.label if hasattr(v, "label") else v and v.method)
-def test_the_host_reads_once_per_tick_at_most(random_core, monkeypatch, decoder, sampling):
+def test_the_host_reads_once_per_tick_at_most(random_core, host_reads, monkeypatch, decoder, sampling):
     core = random_core("huginn", gain=0.3, depth=4, n_core=1, n_prelude=1, n_coda=1, dtype=torch.float32)
-    found = reads_per_tick(decoder, core, monkeypatch, sampling)
+    found = reads_per_tick(decoder, core, host_reads, monkeypatch, sampling)
     most = 2 if isinstance(decoder, Autoregressive) and decoder.exit else 1  # a token that leaves is read only when it has left
     assert max(found) == most and found[1], found
 
 
-def test_a_block_of_guesses_is_read_when_it_is_whole(random_core, monkeypatch):
+def test_a_block_of_guesses_is_read_when_it_is_whole(random_core, host_reads):
     """Nothing on the host depends on the guesses of the rounds before the last."""
     core = random_core("huginn", gain=0.3, depth=4, n_core=1, n_prelude=1, n_coda=1, dtype=torch.float32)
     session = DASWave(6, 1)._open(core, PROMPT, 24)
-    watch = HostReads(monkeypatch)
-    with torch.no_grad(), watch:
+    with torch.no_grad(), host_reads:
         DASWave(6, 1)._run(session)
     blocks = len(session.rounds)
     plain = session.counts["readout"] - blocks * 7
-    assert len(watch.found) == 1 + 2 * blocks + plain  # the prefill's, then guesses and targets of every block
+    assert len(host_reads.found) == 1 + 2 * blocks + plain  # the prefill's, then guesses and targets of every block
 
 
-def test_a_second_read_is_seen(random_core, monkeypatch):
+def test_a_second_read_is_seen(random_core, host_reads, monkeypatch):
     """This test can fail: a choice that asks by itself whether the logits are NaN."""
     choose = Session.choose
 
@@ -96,4 +67,4 @@ def test_a_second_read_is_seen(random_core, monkeypatch):
 
     monkeypatch.setattr(Session, "choose", asks)
     core = random_core("huginn", gain=0.3, depth=4, n_core=1, n_prelude=1, n_coda=1, dtype=torch.float32)
-    assert max(reads_per_tick(Wavefront(1), core, monkeypatch)) == 2
+    assert max(reads_per_tick(Wavefront(1), core, host_reads, monkeypatch)) == 2
