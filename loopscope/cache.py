@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from loopscope.errors import ContextError, DepthError, SettingError
-from loopscope.memory import check_room
+from loopscope.memory import SQUARE_MASK_LIMIT, check_room
 
 if TYPE_CHECKING:
     from loopscope.attention import ChainPlan
     from loopscope.models.config import LoopedConfig
-
-# Above this many positions the causal mask is built call by call: a full square would cost more memory than the cache.
-_SQUARE_MASK_LIMIT = 4096
 
 
 class LayerCache(tuple):
@@ -167,7 +164,7 @@ class DepthCache:
     def causal(self, start: int, count: int) -> torch.Tensor:
         """Additive mask [count, start + count]: row i reads positions 0..start+i."""
         end = start + count
-        if self.capacity > _SQUARE_MASK_LIMIT:
+        if self.capacity > SQUARE_MASK_LIMIT:  # a full square would cost more memory than the cache
             return _causal(start, count, end, self.dtype, self.device)
         if self._square is None:
             self._square = _causal(0, self.capacity, self.capacity, self.dtype, self.device)

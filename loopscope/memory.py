@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from loopscope.models.config import LoopedConfig
 
 PREFILL = 2048  # positions that a prompt is read in at a time
+SQUARE_MASK_LIMIT = 4096  # positions of a cache up to which the causal mask is made once, as a square
 _SMALL = 64 * 2**20  # caches below this are made without asking how much memory is free
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -52,10 +53,12 @@ def memory_needed(config: LoopedConfig, positions: int, parameters: int = 0, *, 
                   depth: int | None = None, dtype: torch.dtype = torch.bfloat16) -> Memory:
     """What decoding needs whose prompt and new tokens are `positions` long. parameters: the model's count."""
     rows = batch * min(positions, PREFILL)
-    # At its widest a call holds x, the state, a residual stream, its norm and a branch, and the MLP's two halves and their product.
-    width = max(5 * config.d_model + 3 * config.d_mlp, 6 * config.d_model + 3 * config.n_heads * config.d_head)
+    # At its widest a call holds x, the state, a residual stream, its norm and a branch, and the MLP's halves, gate and product or q, k, v.
+    width = 6 * config.d_model + max(4 * config.d_mlp, 4 * config.n_heads * config.d_head)
+    # A short cache keeps one square mask; behind a long one each call makes its own, beside the last call's.
+    masks = positions**2 if positions <= SQUARE_MASK_LIMIT else 2 * rows * positions
     return Memory(parameters * dtype.itemsize, kv_bytes(config, positions, batch=batch, slots=slots, depth=depth, dtype=dtype),
-                  rows * width * dtype.itemsize + batch * config.vocab_size * dtype.itemsize)
+                  (rows * width + masks + batch * config.vocab_size) * dtype.itemsize)
 
 
 def available(device: torch.device | str = "cpu") -> int | None:

@@ -1,10 +1,15 @@
 """Memory is predicted before it is taken, exactly for keys and values; what does not fit is refused, with what would."""
 
+import weakref
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from typer.testing import CliRunner
 
 from decoders import Autoregressive
+from decoders.calls import advance
 from loopscope import memory
 from loopscope.cli.app import app
 from loopscope.errors import OutOfMemoryError
@@ -59,6 +64,43 @@ def test_a_containers_limit_counts(tmp_path, monkeypatch):
     assert memory.available() == 3000
     (tmp_path / "memory.max").write_text("max\n")
     assert memory.available() == memory._free() or memory.available() > 2**20
+
+
+@pytest.mark.parametrize("positions", [400, 3000])
+def test_what_calls_make_is_near_what_was_predicted(positions):
+    """Live tensors while a prompt is read, followed operator by operator."""
+    core = make_random_core("huginn", dtype=torch.float32, d_model=96, n_heads=3, d_mlp=256, n_core=1, depth=2, context=4096)
+    session = Autoregressive()._open(core, list(range(256)) * (positions // 256) + list(range(positions % 256)), 2)
+    with torch.no_grad(), Live() as live:
+        for _ in advance(session, session.prefill()):
+            pass
+    predicted = memory_needed(core.config, positions, dtype=torch.float32).working
+    assert 0.5 < live.peak / predicted < 1.2
+
+
+class Live(TorchDispatchMode):
+    """Bytes of the tensors that operators made and nobody has let go yet, at their peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.seen: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}  # views are nobody's
+        for t in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(t, torch.Tensor) and t.untyped_storage().data_ptr() not in self.seen | given:
+                storage = t.untyped_storage()
+                self.seen.add(storage.data_ptr())
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self._gone, storage.data_ptr(), storage.nbytes())
+        return out
+
+    def _gone(self, pointer: int, nbytes: int) -> None:
+        self.seen.discard(pointer)
+        self.now -= nbytes
 
 
 def test_inspect_says_what_a_context_takes():
