@@ -10,6 +10,8 @@ PARTS = {  # factor -> (label, colour, hatch)
     "kernel": ("kernel: seconds inside block calls", "#EE7733", "///"),
     "host_factor": ("host: seconds between them", "#999999", "..."),
 }
+_NARROW, _MIDDLE = (0.5, 0.6, 0.7, 0.85, 1, 1.15, 1.4, 1.7), (0.25, 0.35, 0.5, 0.7, 1, 1.4, 2, 3, 4)  # ratios at ticks
+_WIDE = tuple(2.0**n for n in range(-8, 9))
 _NEAR, _LEAST = 0.15, 0.2  # a miss that counts as near; half the axis at least
 
 
@@ -67,8 +69,8 @@ def _steps(r) -> list[float]:
 
 def _percent_axis(ax, reach):
     """Ratios on a logarithmic scale, so that twice and half as fast are equally far, with ticks in per cent."""
-    near, far = (0.5, 0.6, 0.7, 0.85, 1, 1.15, 1.4, 1.7, 2), (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8, 16)
-    ticks = [t for t in (near if reach < _log(2.1) else far) if abs(_log(t)) <= reach]
+    steps = _NARROW if reach < _log(1.9) else _MIDDLE if reach < _log(4.5) else _WIDE
+    ticks = [t for t in steps if abs(_log(t)) <= reach]
     ax.set_xlim(-reach, reach)
     ax.set_xticks([_log(t) for t in ticks], [f"{100 * (t - 1):+.0f} %" if t != 1 else "0" for t in ticks])
     ax.set_xlabel("measured against predicted speed")

@@ -7,6 +7,7 @@ from figures import intervals, ratios, style
 COLUMNS = ("model", "task", "decoder", "basis", "call_speedup", "time_speedup", "low", "high")
 
 
+_LONG = 12  # decoders in a list that leaves room for two panels beside it
 EXACT, ESTIMATED = "=", "\u2248"  # beside a decoder's name: how its calls were predicted
 
 
@@ -65,14 +66,14 @@ def draw(frame, *, model=None):
     table = both(frame)
     tasks = style.order(table["task"], style.TASKS)
     most = max(table[table["task"] == t].shape[0] for t in tasks)
-    fig = style.figure(12.5, 1.5 + len(tasks) * max(2.6, 0.75 + 0.34 * most))
-    axes = fig.subplots(len(tasks), 3, squeeze=False, width_ratios=[1.5, 1, 1])
+    fig, axes = _panels(len(tasks), most)
     for row, task in enumerate(tasks):
         part = ranked(table[table["task"] == task])
-        dumbbells(axes[row, 0], part)
-        axes[row, 0].set_title(f"{task or 'prompts'}: the plan's ranking")
-        axes[row, 0].set_xlabel("times faster than AR (wall clock)")
-        for ax, measure, words in ((axes[row, 1], "time_speedup", "wall clock"), (axes[row, 2], "call_speedup", "block calls")):
+        listed, *plots = axes[row]
+        dumbbells(listed, part)
+        listed.set_title(f"{task or 'prompts'}: the plan's ranking")
+        listed.set_xlabel("times faster than AR (wall clock)")
+        for ax, measure, words in zip(plots, ("time_speedup", "call_speedup"), ("wall clock", "block calls")):
             _scatter(ax, part, measure)
             ax.set_title(f"{task or 'prompts'}: {words}")
     return style.finish(
@@ -86,6 +87,17 @@ def draw(frame, *, model=None):
         _handles(table["decoder"]),
         3,
     )
+
+
+def _panels(tasks, most):
+    """(figure, [list, wall clock, block calls] of each task): side by side, and the last two below each other beside a long list."""
+    if most < _LONG:
+        fig = style.figure(12.5, 1.5 + tasks * max(2.6, 0.75 + 0.34 * most))
+        return fig, fig.subplots(tasks, 3, squeeze=False, width_ratios=[1.5, 1, 1])
+    fig = style.figure(11, 1.5 + tasks * (0.75 + 0.34 * most))
+    grid = fig.add_gridspec(2 * tasks, 2, width_ratios=[1.55, 1])
+    where = [(grid[2 * t : 2 * t + 2, 0], grid[2 * t, 1], grid[2 * t + 1, 1]) for t in range(tasks)]
+    return fig, [[fig.add_subplot(cell) for cell in cells] for cells in where]
 
 
 def ranked(part):

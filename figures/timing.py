@@ -6,7 +6,7 @@ from figures import style
 
 PARTS = {"recur": "core (one recurrence)", "prelude": "prelude", "readout": "coda and head"}
 SHAPES = {"chain": ("o", "#222222"), "wave": ("D", "#0077BB"), "at": ("^", "#882255")}
-LINES = ("-", (0, (6, 1.5)), (0, (1.5, 1.2)))  # by prefix length
+LINES = ("-", (0, (2.5, 1.5)), (0, (1, 1.2)))  # by prefix length
 
 
 def draw(frame, *, model=None):
