@@ -109,7 +109,7 @@ def _columns(ax, columns, by_layer):
 
 
 def _seen(token):
-    return str(token).replace(" ", "\u00b7").replace("\n", "\\n")
+    return str(token).replace(" ", "\u00b7")
 
 
 if __name__ == "__main__":
