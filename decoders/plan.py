@@ -7,8 +7,8 @@
 With a replay of some text (decoders/replay.py) the calls, rows and accepts of every decoder that reads aligned are exact there, and
 priced call by call; so are those whose drafts are their own (decoders/carried.py), once they have been drafted along the text. The others
 are predicted from agreements, which are averages: their drafts are taken to fail independently of each other. Which of them are worth
-drafting is decided by that estimate, best first: what is picked has always been replayed where it can be. The benchmark says how far off
-the plan was; the report shows both side by side.
+drafting is decided by that estimate, best first; where anything was replayed, what is picked was. The benchmark says how far off the plan
+was; the report shows both side by side.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 LABEL = "first plan"
 _NEAR = 1.25  # drafted along the text if the estimate is no slower than this many times the best that was replayed
-_REFINING = 0.5  # seconds of drafting along the texts, per second of decoding them autoregressively, both as calibrated
+_REFINING = 0.35  # seconds of drafting along the texts, per second of decoding them autoregressively, both as calibrated
 
 
 class Drafting(Protocol):
@@ -124,8 +124,8 @@ def rank(findings: Mapping[str, Any] | Agreements, calibration: Calibration, *, 
 
     replay: text at every depth (decoders.replay.replay); decoders it covers are predicted from it, prompt by prompt.
     refinements: drafts along the same texts (decoders.carried.Refinements), which do the same for DAS-Wave and deep reads. screen: make
-    them only for schedules whose estimate is near the best, and not for longer than half of what decoding the texts takes, unless the
-    best of all has none yet; default: for all.
+    them only for schedules whose estimate is near the best, and not for longer than about a third of what decoding the texts takes;
+    default: for all.
 
     findings: the tables "depth_lens" and "prefix_channels" (results or frames; the second may be missing), of which
     `task` and `start` choose rows, and "convergence" if the evidence is to name it. calibration: what calls cost on this machine. depth
@@ -176,10 +176,13 @@ def rank(findings: Mapping[str, Any] | Agreements, calibration: Calibration, *, 
             for label in order for p in [predicted[label]]]
     extra = [f"{name}_{end}" for name in MEASURES[:-1] for end in ("low", "high")]
     frame = pd.DataFrame(rows, columns=[*Plan.columns, "accepted_per_run", "seconds_per_call", "exact_calls", *extra])
+    sure = [label for label in order if label in played] if screen and played else order
     best_of_kind: dict[type, str] = {}
-    for label in order:
+    for label in [*sure, *(label for label in order if label not in sure)]:
         best_of_kind.setdefault(type(compared[label]), label)
-    kinds = list(best_of_kind.values())
+    kinds = [label for label in order if label in best_of_kind.values()]
+    kinds.remove(sure[0])
+    kinds.insert(0, sure[0])
     rivals = [label for label in kinds[1:] if label != "AR"] + (["AR"] if kinds[0] != "AR" else [])
     said = evidence(compared[kinds[0]], rivals, predicted, found, depth, played, replay, _settling(findings, task, start), LABEL)
     return Plan(frame, {"label": LABEL, "model": model, "task": task or "", "start": start, "depth": depth, "best": kinds[0],
@@ -238,8 +241,8 @@ def _draft_the_best(own: Sequence[Decoder], predicted: dict[str, Prediction], bo
         if estimate.seconds_per_token > _NEAR * best:
             return
         cost = sum(text.lanes for _, text in books.texts) * _drafting_seconds(d, estimate, books.calibration)
-        if cost > left and estimate.seconds_per_token > best:
-            continue
+        if cost > left and (estimate.seconds_per_token > best or left <= 0):
+            continue  # beyond what it may take; only an estimate that is the best of all may overdraw, and once
         p = books.drafted(d)
         if p is not None:
             left -= cost

@@ -15,11 +15,11 @@ Greedy decoding only. Every outcome says what in it is exact (decoders/replay_co
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -116,7 +116,7 @@ def replayed(text: Pass, decoder: Decoder) -> Outcome | None:
         if decoder.read != "aligned":
             return None
         _check(decoder.draft_depth, full)
-        histories, settled = _settled(text, own, [decoder.draft_depth], lambda h: _chain_behind(h, own, decoder.draft_depth, decoder.block))
+        histories, settled = _settled(text, own, [decoder.draft_depth], lambda h: _chain_behind(h, own, decoder.block))
         return _marked(block_counts([h[0] for h in histories], own, full, decoder.draft_depth, decoder.block), settled)
     if isinstance(decoder, (Wavefront, LoopSpec)):
         _check(decoder.draft_depth, full)
@@ -151,8 +151,8 @@ def _marked(outcome: Outcome, settled: bool) -> Outcome:
     return Outcome(**{**vars(outcome), "exact": False, "rows_exact": False, "note": note})
 
 
-# Of lane i, at its k-th read: the predecessors in flight, each as (lane, depth it was last read at).
-InFlight = list[list[list[tuple[int, int]]]]
+# Row i * reads + k is the k-th read of lane i. Pairs of rows: one, and another that is in flight before it, as it was last read.
+InFlight = tuple[np.ndarray, np.ndarray]
 
 
 def _settled(text: Pass, own: Text, depths: Sequence[int],
@@ -166,20 +166,21 @@ def _settled(text: Pass, own: Text, depths: Sequence[int],
         return histories, True
     if text.live is None:
         return histories, False
-    rows = [(i, d) for i in range(lanes) for d in depths]
-    column = {row: j for j, row in enumerate(rows)}
-    seen = None
+    reads = len(depths)
+    lane, depth = np.repeat(np.arange(lanes), reads), np.tile(depths, lanes)
+    seen: InFlight | None = None
     while True:
-        flight = [row for own_rows in in_flight(histories)[:lanes] for row in own_rows]
-        if flight == seen:
+        rows, others = in_flight(histories)
+        rows, others = rows[rows < lanes * reads], others[rows < lanes * reads]
+        if seen is not None and np.array_equal(rows, seen[0]) and np.array_equal(others, seen[1]):
             return histories, True
-        seen = flight
-        ancestors = torch.eye(len(rows), dtype=torch.bool)
-        for j, others in enumerate(flight):
-            ancestors[j, [column[other] for other in others]] = True
-        verified = [min((lane for lane, _ in others), default=i) for (i, _), others in zip(rows, flight)]
-        made = text.read([i for i, _ in rows], [d for _, d in rows], verified, ancestors)
-        token, weight = (part.cpu().view(lanes, len(depths)) for part in made)
+        seen = rows, others
+        ancestors = np.eye(lanes * reads, dtype=bool)
+        ancestors[rows, others] = True
+        verified = lane.copy()
+        np.minimum.at(verified, rows, others // reads)
+        made = text.read(lane.tolist(), depth.tolist(), verified.tolist(), torch.from_numpy(ancestors))
+        token, weight = (part.cpu().view(lanes, reads) for part in made)
         histories = _gated(token, weight, gate)
 
 
@@ -194,20 +195,18 @@ def _gated(drafts: Tensor, probability: Tensor, gate: float) -> list[History]:
 
 def _wave_behind(born: Sequence[int], depths: Sequence[int], full: int) -> InFlight:
     """In a wave whose lanes start after ticks `born`."""
-    out: InFlight = []
-    for i, start in enumerate(born):
-        reads = []
-        for depth in depths:
-            ages = ((q, start + depth - born[q]) for q in range(max(0, i - full), i))
-            reads.append([(q, depths[bisect_right(depths, age) - 1]) for q, age in ages if age < full])
-        out.append(reads)
-    return out
+    start, reads, lanes = np.array(born), np.array(depths), np.arange(len(born))[:, None, None]
+    before = lanes - np.arange(1, full + 1)  # [lanes, 1, full]: the lanes that may be in flight
+    age = start[lanes] + reads[:, None] - start[np.maximum(before, 0)]
+    last = np.searchsorted(reads, age, side="right") - 1
+    rows, others = lanes * len(reads) + np.arange(len(reads))[:, None], before * len(reads) + last
+    flying = (before >= 0) & (age < full)
+    return np.broadcast_to(rows, age.shape)[flying], np.broadcast_to(others, age.shape)[flying]
 
 
-def _chain_behind(histories: Sequence[History], own: Text, depth: int, size: int) -> InFlight:
-    """The same for draft-then-verify: the lanes of the block before it."""
-    out: InFlight = [[[]] for _ in histories]
-    for block in blocks([h[0] for h in histories], own, size):
-        for i in range(block.anchor, min(block.anchor + block.accepted + 1, len(out))):
-            out[i] = [[(q, depth) for q in range(block.anchor, i)]]
-    return out
+def _chain_behind(histories: Sequence[History], own: Text, size: int) -> InFlight:
+    """The same for draft-then-verify, which reads a lane once: the lanes of the block before it."""
+    pairs = [(i, q) for block in blocks([h[0] for h in histories], own, size)
+             for i in range(block.anchor, min(block.anchor + block.accepted + 1, len(histories))) for q in range(block.anchor, i)]
+    rows, others = np.array(pairs, dtype=int).reshape(-1, 2).T
+    return rows, others

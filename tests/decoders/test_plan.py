@@ -1,9 +1,10 @@
 import pandas as pd
 import pytest
 
-from decoders import DASWave, Wavefront
+from decoders import DASWave, DraftThenVerify, LoopSpec, Wavefront, plan
 from decoders.bench import bench
 from decoders.plan import Plan, rank
+from decoders.replay_counts import Outcome
 from loopscope.errors import SettingError
 
 
@@ -116,3 +117,98 @@ def test_with_a_replay_the_plan_says_the_calls_that_the_decoders_then_make(rando
     assert said.loc["AR", ["time_speedup", "low", "high"]].tolist() == [1.0, 1.0, 1.0]
     for label in ("WFD d=1", "WFD d=1 re=1"):
         assert said.low[label] <= said.time_speedup[label] <= said.high[label]
+
+
+def settling(v: float, k: float, depth: int = 1) -> pd.DataFrame:
+    rows = [("m", "maths", p, "keyed", "none", channel, 0, depth, "cosine", value, 9) for p in range(4) for channel, value in
+            (("v", v), ("k", k), ("q", 0.9))]
+    return pd.DataFrame(rows, columns=["model", "task", "prompt", "start", "null", "channel", "layer", "depth", "metric", "value",
+                                       "n_positions"])
+
+
+def test_the_evidence_of_a_deep_read_names_its_channels(timing):
+    read = {("aligned", 1): 0.47, ("deep_v", 1): 0.67, ("deep_k", 1): 0.52, ("deep_kv", 1): 0.5}
+    tables = {"prefix_channels": channels(read), "convergence": settling(0.57, 0.84)}
+    deep = plan(tables, timing(), decoders=[DraftThenVerify(1, 4, "deep_v"), DraftThenVerify(1, 4)])
+    assert deep.best.read == "deep_v"
+    said = "V at depth 1 is .57 cosine from mature, K .84: deep V lifts agreement from .47 to .67, deep K to .52 and deep K/V to .50"
+    assert said in deep.evidence
+    aligned = plan(tables, timing(), decoders=[DraftThenVerify(1, 4)])
+    assert "cosine" not in aligned.evidence, "channels say nothing about a draft that reads at its own depth"
+
+
+def test_the_plan_can_be_called_before_and_after_its_module_is_imported(timing):
+    import decoders
+
+    tables = {"prefix_channels": channels(EARLY)}
+    assert decoders.plan(tables, timing(), decoders=[Wavefront(1)]).best.label == plan(tables, timing(), decoders=[Wavefront(1)]).best.label
+
+
+def test_what_cannot_be_predicted_has_no_row_but_a_reason(timing):
+    tried = [Wavefront(1), LoopSpec(1, 2), DASWave(4, 1, read="aligned"), DASWave(4, 1), Wavefront(1, redraft=1)]
+    made = rank({"prefix_channels": channels({("aligned", 1): 0.9})}, timing(), depth=8, decoders=tried)
+    assert set(made.frame.decoder) == {"AR", "WFD d=1"}
+    assert set(made.left_out) == {d.label for d in tried[1:]}
+    assert "price" in made.left_out["LoopSpec d1=1 d2=2"] and "not measured" in made.left_out["DAS-Wave J=4 k=1 deep_kv"]
+    assert "do not settle" in made.left_out["DAS-Wave J=4 k=1 aligned"]
+
+
+def test_loopspec_is_planned_where_its_calls_have_a_price(random_core, timing):
+    from decoders.calibrate import Calibration
+    from decoders.replay import replay
+
+    core = random_core("ouro", gain=0.3, depth=5, n_core=1, vocab_size=48)
+    table = replay(core, [[1, 2, 3], [4, 5]], 16, progress=False)
+    flat = timing(depth=5).frame
+    trees = flat[(flat.part == "recur") & (flat["shape"] == "chain")].assign(shape="tree", seconds=3.0)
+    price = Calibration(pd.concat([flat, trees], ignore_index=True), {"depth": 5, "injects": False})
+    tried = [LoopSpec(1, 2), Wavefront(1)]
+    made = rank({"prefix_channels": channels(EARLY)}, price, replay=table, decoders=tried).frame.set_index("decoder")
+    got = [LoopSpec(1, 2).generate(core, prompt, 16) for prompt in ([1, 2, 3], [4, 5])]
+    assert made.calls_per_token["LoopSpec d1=1 d2=2"] == sum(g.calls.recur for g in got) / 30
+    assert 1 < made.seconds_per_call["LoopSpec d1=1 d2=2"] < 3 and made.seconds_per_call["WFD d=1"] == pytest.approx(1)
+
+
+class Told:
+    """Drafts along texts that were never drafted: every check accepts the same."""
+
+    def __init__(self, accepted: int) -> None:
+        self.accepted, self.asked = accepted, []
+
+    def outcome(self, index, decoder):
+        if not isinstance(decoder, DASWave):
+            return None
+        self.asked.append(decoder.label)
+        return Outcome(100, 5, 5, 100, 9, 5 * self.accepted, [self.accepted] * 5, {}, {1: 100})
+
+
+def test_screening_drafts_the_near_ones_only_and_always_what_is_picked(random_core, timing):
+    from decoders.replay import replay
+
+    core = random_core("huginn", gain=0.3, depth=16, n_core=1, vocab_size=48)
+    table = replay(core, [[1, 2, 3], [4, 5]], 12, progress=False)
+    tables, tried = {"prefix_channels": channels(CARRIED)}, [DASWave(j, 1) for j in (1, 2, 4, 8, 12)]
+    everything, near = Told(3), Told(3)
+    rank(tables, timing(), replay=table, refinements=everything, decoders=tried)
+    screened = rank(tables, timing(), replay=table, refinements=near, decoders=tried, screen=True)
+    assert set(everything.asked) == {d.label for d in tried} > set(near.asked) >= {screened.best.label} - {"AR"}
+    first = rank(tables, timing(), decoders=tried)
+    assert near.asked[0] == first.best.label, "the estimate's best is drafted first"
+
+
+def test_calls_accepts_and_call_times_have_intervals(timing):
+    from decoders.calibrate import Calibration
+
+    frame = channels(EARLY)
+    frame.loc[frame.prompt == 0, "agreement"] -= 0.3
+    steady = timing().frame
+    shaky = Calibration(pd.concat([steady.assign(seconds=steady.seconds * f, repeat=i) for i, f in enumerate((0.8, 1.0, 1.2))]),
+                        {"depth": 32, "injects": True})
+    for price, wide in ((timing(), False), (shaky, True)):
+        row = rank({"prefix_channels": frame}, price, depth=16).frame.set_index("decoder").loc["WFD d=1"]
+        assert row.calls_low < row.calls_per_token < row.calls_high
+        assert row.accepted_low < row.accepted_per_run < row.accepted_high
+        assert (row.per_call_high - row.per_call_low > 1e-9) == wide, "at one made-up price per call only the sweep's rounds can differ"
+        assert row.low < row.time_speedup < row.high
+    alone = rank({"prefix_channels": frame[frame.prompt == 1]}, timing(), depth=16).frame
+    assert alone[["low", "high", "calls_low", "accepted_high", "per_call_low"]].isna().all(axis=None)
