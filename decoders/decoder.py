@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections import deque
 from abc import ABC, abstractmethod
@@ -35,6 +36,13 @@ class Decoder(ABC):
     one_by_one: bool = False  # whether every position runs at full depth before the next: then the model's own shared slots do no harm
     slots: int | None = None  # K/V slots that the core's depths share; None: the model's own
     runs_behind: bool = False  # whether a static decode may read what a turn came to while the next one runs
+
+    def __new__(cls, *args: Any, **settings: Any):
+        takes = inspect.signature(cls.__init__).parameters
+        anything = any(p.kind is p.VAR_KEYWORD for p in takes.values())
+        if wrong := [] if anything else sorted(set(settings) - set(takes)):
+            raise SettingError(f"{cls.__name__} does not take {', '.join(wrong)}; it takes {', '.join([*takes][1:]) or 'no settings'}")
+        return super().__new__(cls)
 
     @property
     def lossless(self) -> bool:

@@ -88,6 +88,20 @@ class Generation:
         return [(i, sum(run.accepted + run.rejected >= i for run in self.runs), sum(run.accepted >= i for run in self.runs))
                 for i in range(1, longest + 1)]
 
+    def _repr_html_(self) -> str:
+        """The text and what it cost, for Jupyter. What a model wrote is text, never markup."""
+        from html import escape
+
+        text = self.text if self.text is not None else " ".join(map(str, self.tokens))
+        later = len(self.tokens) - 1
+        facts = {"decoder": self.decoder, "fidelity": self.fidelity, "new tokens": len(self.tokens),
+                 "block calls per token": f"{self.calls.recur / later:.2f} (plain decoding: {self.depth})" if later else "none",
+                 "drafts accepted": f"{self.accepted} of {self.proposed}" if self.proposed else "none made",
+                 "seconds": f"{self.seconds.prefill:.2f} prefill, {self.seconds.decode:.2f} decoding"}
+        rows = "".join(f"<tr><th style='text-align:left'>{escape(name)}</th><td>{escape(str(value))}</td></tr>"
+                       for name, value in facts.items())
+        return f"<pre style='white-space:pre-wrap'>{escape(text)}</pre><table>{rows}</table>"
+
     def trace_frame(self, tokenizer=None) -> pd.DataFrame:
         """The trace, one row per event; `token` as text where a tokenizer is given."""
         import pandas as pd

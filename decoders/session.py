@@ -47,10 +47,12 @@ class Session:
         # The last new token is never an input, so it needs no position.
         capacity = self.prompt_length + max_new_tokens - 1
         if capacity > self.core.config.context:
+            room = self.core.config.context - self.prompt_length + 1
+            cure = (f"Shorten the prompt or ask for at most {room} new tokens" if room > 0 else
+                    f"The prompt alone is too long: shorten it by {1 - room} tokens or more")
             raise ContextError(
                 f"a prompt of {self.prompt_length} tokens and {max_new_tokens} new ones need {capacity} positions; this model's "
-                f"context is {self.core.config.context}. Shorten the prompt or ask for at most "
-                f"{max(self.core.config.context - self.prompt_length + 1, 0)} new tokens")
+                f"context is {self.core.config.context}. {cure}")
         self.stop = self._check_stop(stop)
         self.eos = frozenset(self.core.config.eos)
         if isinstance(seed, bool) or not isinstance(seed, int):

@@ -189,6 +189,21 @@ class RecordedRun(LoopedCache):
             sliced.tokens = cut if cut.ndim == 2 else cut[None]
         return sliced
 
+    def _repr_html_(self) -> str:
+        """Every kind of value once, with the depths at which it was recorded, for Jupyter."""
+        from html import escape
+
+        kinds: dict[str, tuple[list[int], int, list[int]]] = {}
+        for name, value in self.cache_dict.items():
+            depth = depth_of(name)
+            kind = name if depth is None else name.replace(f"depth.{depth}.", "depth.{r}.", 1)
+            depths, count, _ = kinds.get(kind, ([], 0, []))
+            kinds[kind] = depths + ([depth] if depth is not None else []), count + 1, list(value.shape)
+        rows = "".join(f"<tr><td><code>{escape(kind)}</code></td><td>{f'{min(r)} to {max(r)}' if r else ''}</td><td>{n}</td>"
+                       f"<td>{shape}</td></tr>" for kind, (r, n, shape) in kinds.items())
+        return (f"<p>{len(self.cache_dict)} recorded tensors, depths 1 to {self.depth}</p><table><tr><th>hook</th><th>depths r</th>"
+                f"<th>tensors</th><th>shape</th></tr>{rows}</table>")
+
     def __getitem__(self, key: Any) -> Tensor:
         name = self._full_name(*key) if isinstance(key, tuple) else key
         return super().__getitem__(name)

@@ -192,6 +192,10 @@ class TextMixin:
             if not prompt:
                 raise PromptError("the prompt is empty; give at least one token of text")
             tokens = self.to_tokens(prompt)[0]
+        elif isinstance(prompt, (list, tuple)) and prompt and (
+                isinstance(prompt[0], (str, list, tuple)) or isinstance(prompt[0], torch.Tensor) and prompt[0].ndim):
+            raise PromptError(f"a prompt is one text or one list of token ids, got a list of {len(prompt)}: generate_batch decodes several "
+                              "prompts together, generate takes one of them")
         else:
             try:
                 tokens = torch.as_tensor(prompt)

@@ -46,7 +46,7 @@ def run_decode(model: str, prompts: list[str], name: str, *, max_new_tokens, dep
         print(f"together: {batch.calls.recur} block calls, {batch.rows} rows, prefill included; {seconds:.2f} s. A prompt's seconds "
               "are those of the calls it shared", file=sys.stderr)
     if compare:
-        _compare(core, prompts, options, results, seconds)
+        _compare(chosen, core, prompts, options, results, seconds)
 
 
 def _sampling(temperature: float | None, top_k: int | None, top_p: float | None, min_p: float | None, sampler: str | None):
@@ -82,8 +82,9 @@ def _stream(chosen: Decoder, core, prompt: str, options: dict) -> Generation:
     return stream.result()
 
 
-def _compare(core, prompts: list[str], options: dict, results: list[Generation], seconds: float) -> None:
+def _compare(chosen: Decoder, core, prompts: list[str], options: dict, results: list[Generation], seconds: float) -> None:
     from decoders import Autoregressive
+    from decoders.bench import reference_of
 
     if len(prompts) == 1:
         plain = [Autoregressive().generate(core, prompts[0], **options)]
@@ -96,9 +97,12 @@ def _compare(core, prompts: list[str], options: dict, results: list[Generation],
     same = "DIFFERENT tokens" if wrong else "the same tokens"
     if wrong and len(prompts) > 1:
         same += f" for prompt {', '.join(map(str, wrong))}"
-    note = "" if results[0].lossless else f" ({results[0].fidelity}, so they may differ)"
+    note = "" if results[0].lossless else f" (plain decoding without approximation; {results[0].fidelity}, so they may differ)"
     speed = theirs / ours if ours else float("nan")
     print(f"{results[0].decoder} gave {same} as AR{note}, {speed:.2f}x as fast", file=sys.stderr)
+    reference = reference_of(chosen)
+    if not results[0].lossless and reference.label not in ("AR", results[0].decoder):
+        print(f"loopscope bench also compares it with {reference.label}, plain decoding with the same approximation", file=sys.stderr)
 
 
 def describe(g: Generation) -> str:

@@ -59,9 +59,22 @@ def run_verify(model: str | None, names: list[str] | None, *, full: bool, seed: 
             job.close()
     certificate = Certificate.of(records, {**facts, "complete": complete, "seconds": round(time.monotonic() - begin, 1)})
     print(certificate.text())
+    print(_scope(certificate, model))
     if out is not None:
         _save(certificate, out)
     return 130 if not complete else 0 if certificate.passed else 1
+
+
+def _scope(certificate: Certificate, model: str | None) -> str:
+    """What was held to plain decoding, by label, and what this certificate does not speak of."""
+    labels = sorted(set(certificate.frame["schedule"]))
+    shown = ", ".join(labels[:12]) + (f" and {len(labels) - 12} more" if len(labels) > 12 else "")
+    if model is None:
+        left = "trained weights, GPUs and compiled or static decoding (loopscope verify --model MODEL; loopscope gpu-check)"
+    else:
+        left = ("sampling, stop texts, EOS at chosen places, other limits, depths, seeds and settings of these decoders, which are drawn "
+                "on random models (loopscope verify without --model); prompts longer than these; GPUs (loopscope gpu-check)")
+    return f"decoders: {shown or 'none'}\nnot tried: {left}"
 
 
 def _check(chosen: list[Decoder], workers: int, out: str | None) -> None:
