@@ -47,8 +47,12 @@ def merge(folder: str | os.PathLike) -> Merged:
     _check_folders(folder, world)
     manifests = [_manifest(folder, Share(rank, world), facts) for rank in range(world)]
     _check_prompts(folder, manifests, facts)
-    names = dict.fromkeys(name for manifest in manifests for name in manifest["tables"])
-    return Merged(folder, {name: _table(folder, name, manifests) for name in names}, facts, manifests)
+    for manifest in manifests:
+        if list(manifest["tables"]) != list(manifests[0]["tables"]) or not manifest["tables"]:
+            raise RunFolderError(f"the parts of {folder} should all have the same tables; they have "
+                                 f"{' and '.join(sorted({', '.join(map(str, m['tables'])) or 'none' for m in manifests}))}")
+    tables = {name: _table(folder, name, manifests) for name in manifests[0]["tables"]}
+    return Merged(folder, tables, facts, manifests)
 
 
 def _find(folder: Path) -> Path:
@@ -121,8 +125,6 @@ def _table(folder: Path, name: str, manifests: list[dict[str, Any]]) -> tuple[pd
 
     frames, metas = [], []
     for rank, manifest in enumerate(manifests):
-        if name not in manifest["tables"]:
-            continue
         path = folder / Share(rank, len(manifests)).name / "tables" / f"{name}.parquet"
         frame, meta = read_table(path)
         _check_rows(path, frame, manifest)

@@ -114,7 +114,7 @@ def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         raise RunFolderError(f"{path} should have a JSON object of facts in its metadata, found {type(meta).__name__}")
     if meta.pop("schema", None) != SCHEMA_VERSION:
         raise RunFolderError(f"{path} was not written by this version of loopscope (schema {SCHEMA_VERSION} expected)")
-    return table.to_pandas(), meta
+    return table.to_pandas(ignore_metadata=True), meta  # columns say themselves what they hold; notes beside them may be damaged
 
 
 def write_text(text: str, path: Path) -> Path:

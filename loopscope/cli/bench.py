@@ -59,10 +59,11 @@ def run_bench(model: str, names: list[str] | None, *, task, count, texts, out, m
             with Stages([1.0]) as stages, stages.stage(f"decoding: {_passes(mine, repeats)}, {len(with_references(chosen))} decoders"):
                 result = bench(core, prompts, chosen, label, max_new_tokens, repeats, seed, depth=depth, start_state=state, journal=journal,
                                only=None if part is None else part.share, progress=_telling(stages, journal, mine, repeats))
-            tables = [t for t in (result, result.acceptance, result.by_depth) if t is not None and len(t.frame)]
+            every = [t for t in (result, result.acceptance, result.by_depth) if t is not None]
+            tables = [t for t in every if len(t.frame)]
             facts = {"model": core.source, "prompts": recorded(texts, prompts), "seed": seed, "settings": dict(result.meta)}
             if part is not None:
-                part.save(tables or [result], journal, len(prompts), **facts)
+                part.save(every, journal, len(prompts), **facts)
             else:
                 print(f"{core.source}, {len(prompts)} prompts ({label}), {max_new_tokens} new tokens")
                 say(result, plain_loop=any(isinstance(d, PlainLoop) for d in chosen), all_definitions=all_definitions)

@@ -27,7 +27,7 @@ def run_merge(folder: str, out: str | None) -> Path:
             raise RunFolderError(f"{run.folder} does not end in {SUFFIX}, so where to write the run must be said; add --out DIR")
         out = str(run.folder.with_suffix(""))
         refuse_existing(out)
-    tables = dict(run.tables)
+    tables = {name: found for name, found in run.tables.items() if len(found[0])}  # as one process does: no table without rows
     if "prefix_channels" in tables:
         from interventions import paired_effects
 

@@ -165,7 +165,7 @@ class DoryCore(LoopedCore):
         full, slid = (read_rope({"rope_parameters": need_dict(ropes, kind)}, "rope_theta") if used else None
                       for kind, used in ((_FULL, not all(sliding)), (_SLIDING, any(sliding))))
         mode = need(raw, "recurrent_kv_cache_mode")
-        if mode not in _KV_MODES:
+        if not isinstance(mode, str) or mode not in _KV_MODES:
             raise CheckpointError(f"config.json: recurrent_kv_cache_mode {mode!r} is not supported; supported: {', '.join(_KV_MODES)}")
         theta, scaling = full or slid or (0.0, None)
         sliding_theta, sliding_scaling = slid or (theta, scaling)

@@ -188,6 +188,7 @@ def test_the_merge_refuses_what_is_not_exactly_one_run(parts, loopscope, undrawn
         "rows, as its manifest says, found": lambda: _rows(other / bench, lambda f: f.iloc[:-1]),
         "which its manifest leaves to another process": lambda: _rows(other / bench, lambda f: f.assign(prompt=2)),
         "more than once; remove": lambda: _rows(other / bench, twice),
+        "should all have the same tables": lambda: _edit(other / "manifest.json", lambda m: m["tables"].pop("bench")),
         "cannot be read as a parquet table": lambda: (other / bench).write_bytes(b"PAR1"),
         "manifest.json cannot be read": lambda: (other / "manifest.json").write_text("{"),
         "has no shards.json": lambda: (parts / "shards.json").unlink(),
