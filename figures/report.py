@@ -181,6 +181,7 @@ def _section(model: str, parts: dict[str, Any], tables, findings, manifest) -> d
         "predictions": _predictions(model, manifest),
         "speeds": summaries.speeds(own),
         "fastest": summaries.fastest_sentences(own),
+        "kept": summaries.kept_sentences(own),
         "settled": summaries.settled_sentences(own),
         "busy": summaries.busy_sentences(own),
         "equality": summaries.equality_sentences(own),

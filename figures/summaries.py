@@ -152,6 +152,23 @@ def plan_rows(tables: Tables) -> list[dict[str, str]]:
     return rows
 
 
+def kept_sentences(tables: Tables) -> list[str]:
+    """Whether the block calls that were promised before the benchmark are those that it counted, AR's left out."""
+    if not {"replay_prediction", "bench"} <= set(tables):
+        return []
+    from decoders.foretold import held
+
+    exact = held(tables["replay_prediction"], tables["bench"])
+    exact = exact[exact["exact"] & (exact["decoder"] != "AR")]
+    if exact.empty:
+        return []
+    broken = exact[exact["prompts_differ"] > 0]
+    kept = "and was right every time" if broken.empty else (
+        f"and was wrong about {', '.join(f'{r.decoder} ({r.task})' for r in broken.itertuples())}")
+    return [f"Before anything was timed, the plan named the exact number of block calls {len(exact)} times, once for each decoder that it "
+            f"can replay and kind of prompts, {kept}."]
+
+
 def _calls(tables: Tables) -> dict[tuple[str, str], dict[str, str]]:
     """(task, decoder) -> block calls per token that a replay promised and that were counted: '2.894 = 2.894'.
 

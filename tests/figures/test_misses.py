@@ -67,7 +67,12 @@ def test_kept_and_broken_promises_are_told_apart(tables):
     assert not any(set(words) & set("=≠") for decoder, words in said.items() if decoder not in (KEPT, BROKEN))
     own = tables["bench"][tables["bench"]["decoder"] == KEPT]
     assert float(promise) == pytest.approx(own["recur_calls"].sum() / (own["tokens"] - 1).sum(), abs=5e-4)
+    (told,) = summaries.kept_sentences(tables)
+    assert "exact number of block calls 2 times" in told and told.endswith(f"and was wrong about {BROKEN} (maths).")
+    own = tables["replay_prediction"][tables["replay_prediction"]["decoder"] == KEPT]
+    assert summaries.kept_sentences(tables | {"replay_prediction": own})[0].endswith("and was right every time.")
     estimated = tables["replay_prediction"].assign(exact=False)
+    assert not summaries.kept_sentences(tables | {"replay_prediction": estimated})
     assert {r["calls"].split()[1] for r in summaries.plan_rows(tables | {"replay_prediction": estimated}) if r["calls"]} == {"≈"}
 
 
