@@ -106,12 +106,11 @@ def figure_of(kind: str, run: str | os.PathLike | None, preset: str = "page", pa
         return draw(kind, None, preset=preset, panels=panels, **options)
     tables = read(kind, run)
     model = options.pop("model", None) or _only_model(tables, kind)
-    tables = {name: _rows_of(t, "model", model, name) for name, t in tables.items()} if model else tables
+    tables = _chosen(tables, "model", model, kind)
     task = options.get("task")
-    if task is not None:
-        if "task" not in _keywords(kind):
-            options.pop("task")
-        tables = {name: _rows_of(t, "task", task, name) for name, t in tables.items()}
+    if task is not None and "task" not in _keywords(kind):
+        options.pop("task")
+    tables = _chosen(tables, "task", task, kind)
     if "plan" in tables and "bench" in tables:
         from figures.predicted import remeasured
 
@@ -225,14 +224,23 @@ def _given(kind: str, told: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(told, name) for name, default in _options(kind).items() if getattr(told, name) != default}
 
 
-def _rows_of(frame: pd.DataFrame, column: str, value: str, table: str) -> pd.DataFrame:
-    if column not in frame:
-        return frame
-    rows = frame[frame[column].astype(str) == value]
-    if rows.empty and len(frame):
-        held = ", ".join(sorted(frame[column].astype(str).unique()))
-        raise SettingError(f"--{column} {value} is not in the table {table}; it holds {held}")
-    return rows
+def _chosen(tables: Mapping[str, pd.DataFrame], column: str, value: str | None, kind: str) -> dict[str, pd.DataFrame]:
+    """The rows where `column` is `value`; tables without the column stay whole. Raises SettingError where nothing is left.
+
+    A figure of several tables does without those that have no such rows: a run need not have probed every task.
+    """
+    if value is None:
+        return dict(tables)
+    kept, held = {}, set()
+    for name, frame in tables.items():
+        if column in frame:
+            held |= set(frame[column].astype(str))
+            frame = frame[frame[column].astype(str) == value]
+        if len(frame):
+            kept[name] = frame
+    if not kept or (kind not in _MANY and TABLES.get(kind, kind) not in kept):
+        raise SettingError(f"--{column} {value} is not in the table {', '.join(tables)}; it holds {', '.join(sorted(held))}")
+    return kept
 
 
 def _only_model(tables: Mapping[str, pd.DataFrame], kind: str) -> str | None:

@@ -229,7 +229,8 @@ def _label(panels: list[_Panel], rows: list[list[_Panel]]) -> None:
 def _break_words(ax: Axes, width: float, height: float, scale: float) -> None:
     """Titles, labels and names of rows in lines no longer than their panel."""
     shown = [t.get_text() for t in ax.get_yticklabels()] if ax.yaxis.get_tick_params().get("labelleft", True) else []
-    if width < _NARROW and any(len(name) > _LONG for name in shown):
+    tall = height * 72 > len(shown) * 2.6 * 8.5 * scale  # two lines to a name
+    if width < _NARROW and tall and any(len(name) > _LONG for name in shown):
         shown = [textwrap.fill(name, _LONG, break_long_words=False) for name in shown]
         ax.set_yticks(ax.get_yticks(), shown)
     longest = max((len(line) for name in shown for line in name.split("\n")), default=0)

@@ -284,7 +284,9 @@ def furnish(fig: Figure, preset: presets.Preset) -> None:
     fig.get_layout_engine().set(rect=(0, bottom / height, 1, 1 - (top + bottom) / height))
     if preset.words:
         at = {"x": 0.01, "ha": "left"}
-        fig.suptitle(fig.note.title, y=1 - 0.12 * scale / height, va="top", fontsize=TITLE * scale, fontweight="bold", color=INK, **at)
+        fits = fig.get_figwidth() * 72 / (0.66 * len(fig.note.title) + 1)  # bold letters are two thirds of their size wide
+        size = min(TITLE * scale, fits)
+        fig.suptitle(fig.note.title, y=1 - 0.12 * scale / height, va="top", fontsize=size, fontweight="bold", color=INK, **at)
         fig.text(y=0.07 * scale / height, s=below, va="bottom", fontsize=NOTE * scale, color=QUIET, linespacing=1.3, **at)
     if handles:
         fig.legend(

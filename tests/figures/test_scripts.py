@@ -117,6 +117,16 @@ def test_rows_are_chosen_by_model_and_task(run):
         command.figure_of("settle", run, model="gpt")
 
 
+def test_a_figure_of_several_tables_does_without_those_that_have_no_such_rows(run, synthetic, tmp_path):
+    import shutil
+
+    shutil.copytree(run, tmp_path / "run")
+    write_table(synthetic.attribution("tiny-huginn", tasks=("maths",), prompts=2), tmp_path / "run" / "tables" / "attribution.parquet")
+    assert "code prompts" in command.figure_of("dashboard", tmp_path / "run", model="tiny-huginn", task="code").note.caption
+    with pytest.raises(SettingError, match="--task poetry is not in"):
+        command.figure_of("dashboard", tmp_path / "run", model="tiny-huginn", task="poetry")
+
+
 def test_options_of_a_figure_are_options_of_its_script(run, tmp_path, capsys):
     assert done("trace", run, "--out", tmp_path / "a.png", "--ticks", 5, "--first-tick", 3) == 0
     with pytest.raises(SystemExit):
