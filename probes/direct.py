@@ -74,7 +74,7 @@ def attribution(model: Any, prompts: Iterable[Any], *, target: str | int = "next
         check_sum(values, found.logit, core.dtype, "the logit")
         means, whole = values[:, found.kept].mean(1).tolist(), float(found.logit[found.kept].mean())
         rows += [(name, task, index, start, str(target), "" if against is None else str(against), s.part, s.depth, s.cycle, s.layer,
-                  s.branch, value, whole, found.count) for s, value in zip(found.shares, means)]
+                  s.branch, value, whole, found.averaged) for s, value in zip(found.shares, means)]
     meta = {"depth": depth, "seed": seed, "prompts": len(tokens), "target": target, "against": against, "positions": positions}
     return AttributionResult(pd.DataFrame(rows, columns=list(AttributionResult.columns)), meta)
 
@@ -87,7 +87,7 @@ class Explained(NamedTuple):
     kept: slice
 
     @property
-    def count(self) -> int:
+    def averaged(self) -> int:
         return self.kept.stop - self.kept.start
 
 

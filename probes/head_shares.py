@@ -68,7 +68,8 @@ def head_attribution(model: Any, prompts: Iterable[Any], *, target: str | int = 
             outputs = head_outputs(blocks[part][layer], run.at(prefix + "hook_resid_pre"), run.at(prefix + _Z))
             values = torch.einsum("nhd,nd->hn", outputs, onto)
             check_sum(values, whole[key], core.dtype, f"what attention {layer} of {part} adds at depth {r}")
-            rows += [(*labels, *key, head, value, logit, found.count) for head, value in enumerate(values[:, found.kept].mean(1).tolist())]
+            means = values[:, found.kept].mean(1).tolist()
+            rows += [(*labels, *key, head, value, logit, found.averaged) for head, value in enumerate(means)]
     meta = {"depth": depth, "seed": seed, "prompts": len(tokens), "target": target, "against": against, "positions": positions}
     return HeadAttributionResult(pd.DataFrame(rows, columns=list(HeadAttributionResult.columns)), meta)
 

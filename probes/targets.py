@@ -26,7 +26,7 @@ def sum_digits(model: Any, n: int = 40, seed: int = 0) -> list[Labelled]:
         raise SettingError(f"at least one prompt is needed, got n={n}")
     if core.tokenizer is None:
         raise PromptError("this model came without a tokenizer.json, so a position in a text has no place among its tokens")
-    draw, found = random.Random(f"sum digits {seed}"), {}
+    draw, found = random.Random(f"sum digits {seed}"), dict[str, str]()
     while len(found) < n:
         problem = make("columns", draw.randint(2, 4), draw, held_out=True)
         found.setdefault(problem.prompt, problem.prompt + problem.answer)

@@ -37,7 +37,7 @@ def by_hand(core, patch, seed=5):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_row_of_a_batch_is_its_own_patch(family):
     core = make_random_core(family, gain=0.5)
-    patches = [p for p in sweep(core, SITES, T, 5, positions="each") if (p.position, p.layer) == (3, 1) and p.head in (None, 1)]
+    patches = [p for p in sweep(core, SITES, T, 5, positions="each") if (p.position, p.layer) == (3, 1) and p.head in (None, 1) and p.depth]
     pair = Pair(core, torch.tensor(CLEAN), torch.tensor(CORRUPTED), T, patches, seed=5)
     found = pair.run(patches, batch=7)
     expected = torch.stack([by_hand(core, p) for p in patches])
