@@ -1,6 +1,6 @@
 # make report   a report on the shipped models, in $(OUT)       make test   the default tests
 # make lint     style and imports                                make quick   a smaller report, in under three minutes
-# make docs     the site, in build/site
+# make docs     the site, in build/site                          make gallery  docs/gallery.md and its pictures
 PYTHON ?= python3
 VENV ?= .venv
 OUT ?= runs/first
@@ -8,7 +8,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 PINS := -c constraints.txt
 
-.PHONY: report quick test lint docs clean
+.PHONY: report quick test lint docs gallery clean
 
 report: $(VENV)/.installed
 	$(BIN)/loopscope report --out $(OUT)
@@ -42,6 +42,9 @@ $(VENV)/.installed-dev: $(BIN)/python pyproject.toml constraints.txt
 
 docs: $(VENV)/.installed-test
 	$(BIN)/mkdocs build --strict
+
+gallery: $(VENV)/.installed
+	$(BIN)/python -m figures.gallery_page
 
 clean:
 	rm -rf build dist *.egg-info
