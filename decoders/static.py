@@ -49,6 +49,7 @@ class Turn:
         self.mail = torch.zeros(mail, dtype=torch.long, device=device)
         shape = (1, cache.capacity, core.config.d_model) if core.has_start_state else (1, 0, 0)
         self.starts = torch.zeros(shape, dtype=cache.dtype, device=device)
+        self.table = core.rotary_table  # held: a model may make a longer one, and what was captured reads this
         self._boxes: list[tuple[Tensor, Any]] = []
 
     def open(self, session: Session) -> None:
@@ -89,7 +90,7 @@ class Turn:
     def post(self, slot: int) -> tuple[Tensor, Any]:
         """Send the turn's mail to the host, without waiting. slot: which of the boxes in use."""
         if self.mail.device.type != "cuda":
-            return self.mail.clone(), None
+            return self.mail if self.runner.knows else self.mail.clone(), None  # an eager turn waits for its mail to be read
         while len(self._boxes) <= slot:
             self._boxes.append((torch.empty(self.mail.shape, dtype=torch.long, pin_memory=True), torch.cuda.Event()))
         host, event = self._boxes[slot]
@@ -118,6 +119,11 @@ def why_not_static(decoder: Decoder, session: Session) -> str:
 
 
 _kept: WeakKeyDictionary[LoopedCore, tuple[Any, Turn]] = WeakKeyDictionary()
+
+
+def release(core: LoopedCore) -> None:
+    """Let go of what the last captured decode of a model left for the next one: its graphs, its K/V cache and their memory."""
+    _kept.pop(core, None)
 
 
 def run_static(decoder: Decoder, session: Session, prefilled: Any, runner: Eager | Captured | None = None, lag: int | None = None) -> None:
