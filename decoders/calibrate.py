@@ -122,10 +122,12 @@ class Calibration(Result):
         made: Price = Counter()
         shape, calls, rows = shape_of(decoder), sum(widths.values()), sum(n * w for w, n in widths.items())
         branched = branched or {}
-        at = readout_rows(decoder, rows / calls if calls else 1.0)
+        at = readout_rows(decoder, rows / calls if calls else 1.0, int(self.meta.get("depth", 1)))
+        alone = readouts * (2 - at) if 1 < at < 2 else 0.0  # between one row and two: some readouts of each
         wanted = [(n - branched.get(w, 0), "recur", w, shape if w > 1 else "chain") for w, n in widths.items()]
         wanted += [(n, "recur", w, "tree") for w, n in branched.items()]
-        wanted += [(readouts, "readout", at, "at" if at > 1 else "chain"), (preludes, "prelude", 1, "chain")]
+        wanted += [(alone, "readout", 1, "chain"), (preludes, "prelude", 1, "chain"),
+                   (readouts - alone, "readout", max(2.0, at) if at > 1 else 1, "at" if at > 1 else "chain")]
         for n, part, own, shaped in wanted:
             if n:
                 for cell, weight in self.cells(part, own, shaped, length):

@@ -57,12 +57,30 @@ def shape_of(decoder: str) -> str:
     return "wave" if decoder.startswith(("WFD", "LoopSpec")) else "chain"
 
 
-def readout_rows(decoder: str, mean_width: float) -> float:
-    """About how many rows one of its readouts has, where that is not one: a re-drafting wave reads its lanes again and again."""
-    again = re.search(r" re=([0-9]+)", decoder)
-    if again:
-        return max(1.0, mean_width / int(again[1]))
-    return 2.0 if decoder.startswith("WFD") and mean_width > 1.5 else mean_width if decoder.startswith("DAS") else 1.0
+def readout_rows(decoder: str, mean_width: float, depth: int) -> float:
+    """About how many rows one of its readouts has, by its label, where its calls have `mean_width` rows at full depth T."""
+    if decoder.startswith("DAS"):
+        return mean_width
+    wave = re.match(r"WFD d=([0-9]+)(?: re=([0-9]+))?", decoder)
+    if wave is None:
+        return 1.0
+    rows, lanes = _full_wave(depth, int(wave[1]), int(wave[2]) if wave[2] else None)
+    return max(1.0, min(rows, mean_width) if wave[2] is None else rows * mean_width / lanes)
+
+
+def _full_wave(depth: int, draft_depth: int, redraft: int | None) -> tuple[float, float]:
+    """Of a wave without rejects: rows per readout, and lanes, means over the ticks that have one.
+
+    Lanes stand draft_depth apart. Each is read as it drafts, again after every `redraft` recurrences, and at T; the first and the last
+    fall into one tick only where draft_depth divides T.
+    """
+    read: list[tuple[int, int]] = []
+    for phase in range(1, draft_depth + 1):
+        lanes = range(phase, depth + 1, draft_depth)
+        due = [r for r in lanes if r in (draft_depth, depth) or (redraft and r > draft_depth and (r - draft_depth) % redraft == 0)]
+        if due:
+            read.append((len(due), len(lanes)))
+    return sum(n for n, _ in read) / len(read), sum(n for _, n in read) / len(read)
 
 
 def fit_host(generations: list[Generation], swept: Calibration) -> dict[str, float]:

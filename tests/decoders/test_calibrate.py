@@ -2,7 +2,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from decoders import Wavefront
 from decoders.calibrate import Calibration, calibrate
+from decoders.host import readout_rows
 from loopscope.errors import SettingError
 
 
@@ -113,3 +115,37 @@ def test_what_the_calls_leave_unexplained_is_laid_on_ticks_rows_readouts_and_pre
         seconds = swept.cost(widths, g.calls.readout, g.calls.prelude, g.decoder) + sum(a * b for a, b in zip(counted, true.values()))
         made.append(replace(g, seconds=Seconds(0.0, seconds)))
     assert fit_host(made, swept) == pytest.approx(true, rel=1e-6)
+
+
+_WAVES = [(1, None), (3, None), (4, None), (8, None), (1, 1), (1, 2), (3, 1), (3, 2), (4, 1), (8, 1)]
+
+
+@pytest.mark.parametrize("draft_depth, redraft", _WAVES)
+def test_rows_per_readout_of_a_wave_are_those_of_a_decode(random_core, draft_depth, redraft, monkeypatch):
+    """A wave without rejects (gain 0), long beside its filling and draining."""
+    core = random_core("huginn", gain=0.0, depth=16, n_core=1, context=1024)
+    read, rows = type(core).read, []
+
+    def counted(self, state, *more, **named):
+        rows.append(state.shape[1])
+        return read(self, state, *more, **named)
+
+    monkeypatch.setattr(type(core), "read", counted)
+    g = Wavefront(draft_depth, redraft=redraft).generate(core, [1, 2, 3], 200)
+    assert g.accepted == g.proposed > 150
+    expected = readout_rows(g.decoder, g.rows / g.calls.recur, 16)
+    assert sum(rows[1:]) / len(rows[1:]) == pytest.approx(expected, rel=0.1)
+
+
+def test_a_readout_between_one_row_and_two_is_priced_between_them(timing):
+    table = timing(readout=2.0, depth=16)
+    at = pd.DataFrame([("made-up", "readout", "at", n, 64, 3.0 + n, 0) for n in (2, 4)], columns=table.frame.columns)
+    price = Calibration(pd.concat([table.frame, at], ignore_index=True), table.meta)
+
+    def readout(lanes):
+        return price.cost({lanes: 1}, 1, 0, "WFD d=8 re=1") - price.cost({lanes: 1}, 0, 0, "WFD d=8 re=1")
+
+    assert readout(1) == pytest.approx(2.0)
+    share = 1.125 * 3 / 2 - 1  # of two full lanes 1.125 are read at once
+    assert readout(3) == pytest.approx((1 - share) * 2.0 + share * 5.0)
+    assert readout(4) == pytest.approx(3.0 + 1.125 * 4 / 2)
