@@ -48,7 +48,8 @@ def check(core, prompts, limit, depth, decoders=(*BLOCKS, *DRAFTS)):
                 RATES.append(got.alpha)
 
 
-@pytest.mark.parametrize("family, gain", [("huginn", 0.05), ("huginn", 0.3), ("parcae", 0.3), ("ouro", 0.2), ("nanbeige", 0.2)])
+@pytest.mark.parametrize("family, gain", [("huginn", 0.05), ("huginn", 0.3), ("huginn", 0.6), ("parcae", 0.3), ("ouro", 0.5),
+                                          ("nanbeige", 0.2)])
 def test_what_is_said_is_what_is_counted(family, gain):
     """Models that carry, models whose rows freeze, and codas that attend; d and K that the limit cuts."""
     check(model(family, gain), PROMPTS, 18, 5)
