@@ -114,7 +114,10 @@ def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         raise RunFolderError(f"{path} should have a JSON object of facts in its metadata, found {type(meta).__name__}")
     if meta.pop("schema", None) != SCHEMA_VERSION:
         raise RunFolderError(f"{path} was not written by this version of loopscope (schema {SCHEMA_VERSION} expected)")
-    return table.to_pandas(ignore_metadata=True), meta  # columns say themselves what they hold; notes beside them may be damaged
+    try:  # without the notes beside the columns, which may be damaged: columns say themselves what they hold
+        return table.replace_schema_metadata(None).to_pandas(), meta
+    except (ValueError, TypeError, KeyError, OverflowError, pa.ArrowException) as error:
+        raise RunFolderError(f"{path} has a column that cannot be read, so the file is damaged: {error}") from error
 
 
 def write_text(text: str, path: Path) -> Path:

@@ -11,7 +11,9 @@ from loopscope.errors import CheckpointError
 
 
 MOST_DEPTH = 65536  # recurrences; a typo beyond it would only show as a machine out of memory
-_MOST = {"inner_cycles": 1024, "n_prelude": 1024, "n_core": 1024, "n_coda": 1024, "depth": MOST_DEPTH, "context": 2**27,
+MOST_LAYERS = 1024  # of prelude, core or coda
+_MOST = {"inner_cycles": 1024, "n_prelude": MOST_LAYERS, "n_core": MOST_LAYERS, "n_coda": MOST_LAYERS, "depth": MOST_DEPTH,
+         "context": 2**27,
          "vocab_size": 2**27, "d_model": 2**20, "d_mlp": 2**22, "d_head": 2**16, "n_heads": 2**16}
 
 

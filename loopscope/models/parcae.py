@@ -24,7 +24,7 @@ from loopscope.attention import Pair, Plan
 from loopscope.planning import core_plan, outer_plan
 from loopscope.cache import DepthCache
 from loopscope.errors import CheckpointError, SettingError
-from loopscope.models.config import LoopedConfig, need, need_bool, need_dict, need_int, need_number, refuse
+from loopscope.models.config import MOST_LAYERS, LoopedConfig, need, need_bool, need_dict, need_int, need_number, refuse
 from loopscope.models.layers import Block, InterleavedRotary, RMSNorm, SelfAttention
 from loopscope.models.looped import LoopedCore
 from loopscope.models.packing import Linear
@@ -158,6 +158,8 @@ class ParcaeCore(LoopedCore):
         parts = {field: need_int(raw, key, least) for field, key, least in
                  (("n_prelude", "n_layers_in_prelude", 0), ("n_core", "n_layers_in_recurrent_block", 1), ("n_coda", "n_layers_in_coda", 0))}
         layers = sum(parts.values())
+        if layers > 3 * MOST_LAYERS:  # they are listed below
+            raise CheckpointError(f"config: {layers} layers are more than any model has; at most {MOST_LAYERS} of each part are supported")
         # Two rules of parity in the official code, the same layers in every release.
         gates = parts["n_core"] * need_int(raw, "mean_backprop_depth") - 1
         return ParcaeConfig(
