@@ -72,11 +72,12 @@ def _effects(ax, terms):
         clear = r.low > 0 or r.high < 0
         ax.hlines(y, r.low, r.high, color=style.INK, linewidth=2)
         ax.plot(r.effect, y, marker="os^"[r.order - 1], color=style.INK, markerfacecolor=style.INK if clear else "white", markersize=7)
-        ax.annotate(f"{r.effect:+.2f}", (r.effect, y), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=style.TICK - 1)
+        end = r.high if r.high == r.high else r.effect  # beside the interval: rows are too near for a number between them
+        ax.annotate(f"{r.effect:+.2f}", (end, y), xytext=(6, 0), textcoords="offset points", va="center", fontsize=style.TICK - 1)
     ax.axvline(0, color=style.INK, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
     ax.set_yticks(range(len(terms)), [_named(t) for t in terms["term"]])
     ax.set_ylim(len(terms) - 0.4, -0.8)
-    ax.margins(x=0.12)
+    ax.margins(x=0.2)
 
 
 def _named(term):
