@@ -149,11 +149,18 @@ def manifest(**facts: Any) -> dict[str, Any]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = None
-    return {"schema": SCHEMA_VERSION, "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]), "git": _git_commit(),
+    return {"schema": SCHEMA_VERSION, "command": _command(), "git": _git_commit(),
             "python": platform.python_version(), "versions": versions,
             "hardware": {"machine": platform.machine(), "cpu": _cpu_name(), "cores": os.cpu_count(),
                          "threads": torch.get_num_threads(),
                          "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None}, **facts}
+
+
+def _command() -> str:
+    """How this process was started, ready to be pasted: `loopscope probe ...`, or `python -m loopscope.cli probe ...`."""
+    module = getattr(sys.modules.get("__main__"), "__spec__", None)  # of what `python -m` runs; a script has none
+    start = [Path(sys.argv[0]).name] if module is None else ["python", "-m", module.name.removesuffix(".__main__")]
+    return shlex.join([*start, *sys.argv[1:]])
 
 
 def _git_commit() -> str | None:

@@ -38,3 +38,13 @@ def test_an_empty_result_shows_its_columns():
 def test_a_result_without_a_figure_shows_its_table():
     html = Result(FRAME)._repr_html_()
     assert f"result: {len(FRAME)} rows" in html and "<th>value</th>" in html and "<img" not in html
+
+
+def test_a_command_can_be_pasted_again(tmp_path):
+    import subprocess
+    import sys
+
+    (tmp_path / "told.py").write_text("from loopscope.records import manifest\nprint(manifest()['command'])\n")
+    for start, said in (([str(tmp_path / "told.py")], "told.py"), (["-m", "told"], "python -m told")):
+        run = subprocess.run([sys.executable, *start, "a b", "c"], capture_output=True, text=True, check=True, cwd=tmp_path)
+        assert run.stdout.strip() == f"{said} 'a b' c"
