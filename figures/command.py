@@ -238,7 +238,7 @@ def _chosen(tables: Mapping[str, pd.DataFrame], column: str, value: str | None, 
             frame = frame[frame[column].astype(str) == value]
         if len(frame):
             kept[name] = frame
-    if not kept or (kind not in _MANY and TABLES.get(kind, kind) not in kept):
+    if (held and value not in held) or not kept or (kind not in _MANY and TABLES.get(kind, kind) not in kept):
         raise SettingError(f"--{column} {value} is not in the table {', '.join(tables)}; it holds {', '.join(sorted(held))}")
     return kept
 

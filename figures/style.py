@@ -277,8 +277,7 @@ def furnish(fig: Figure, preset: presets.Preset) -> None:
     below = wrap(fig.note.caption, fig.get_figwidth() / scale) if preset.words else ""
     rows = -(-len(handles) // columns) if handles else 0
     top, bottom = (title + 0.21 * rows + 0.08 * (rows > 0)) * scale, (0.15 + 0.165 * (below.count("\n") + 1)) * scale  # inches
-    if not preset.words:
-        bottom = 0.0
+    bottom *= preset.words
     if preset.width != inf:  # the panels keep their height
         fig.set_figheight(height := height + top + bottom)
     fig.get_layout_engine().set(rect=(0, bottom / height, 1, 1 - (top + bottom) / height))
@@ -289,16 +288,8 @@ def furnish(fig: Figure, preset: presets.Preset) -> None:
         fig.suptitle(fig.note.title, y=1 - 0.12 * scale / height, va="top", fontsize=size, fontweight="bold", color=INK, **at)
         fig.text(y=0.07 * scale / height, s=below, va="bottom", fontsize=NOTE * scale, color=QUIET, linespacing=1.3, **at)
     if handles:
-        fig.legend(
-            handles=_by_rows(handles, columns),
-            loc="upper left",
-            ncols=columns,
-            columnspacing=1.6,
-            borderaxespad=0,
-            borderpad=0,
-            fontsize=TICK * scale,
-            bbox_to_anchor=(0.012, 1 - (title + 0.02) * scale / height),
-        )
+        fig.legend(handles=_by_rows(handles, columns), loc="upper left", ncols=columns, columnspacing=1.6, borderaxespad=0, borderpad=0,
+                   fontsize=TICK * scale, bbox_to_anchor=(0.012, 1 - (title + 0.02) * scale / height))
 
 
 def wrap(text: str, inches: float) -> str:
