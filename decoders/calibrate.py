@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +27,7 @@ from loopscope.rows import At, Chain, Tree, Wave
 if TYPE_CHECKING:
     import numpy as np
 
+    from decoders.graphs import Captured, Eager
     from loopscope.models.looped import LoopedCore
 
 ROWS = (1, 2, 4, 8, 16, 32)
@@ -192,7 +193,7 @@ def _line(points: Sequence[tuple[int, float]], x: float, floor: bool) -> list[tu
 
 @torch.inference_mode()
 def calibrate(model, *, prefix_length: int | Sequence[int] = 128, rows: Sequence[int] = ROWS, repeats: int = 50, seconds: float = 20.0,
-              seed: int = 0, model_name: str | None = None, host: bool = True,
+              seed: int = 0, model_name: str | None = None, host: bool = True, runner: Eager | Captured | None = None,
               progress: Callable[[int, int], None] | None = None) -> Calibration:
     """Time one recurrence, prelude and readout on `rows` rows behind prefixes of two lengths.
 
@@ -200,7 +201,8 @@ def calibrate(model, *, prefix_length: int | Sequence[int] = 128, rows: Sequence
     measured; or the lengths themselves. A wave has one lane per depth at most, so wider waves than T are not measured; nor are trees on
     a model with sliding windows, which runs none. host: also time a few short decodes, for what they cost between the calls.
     seconds: about how long it all may take; the sweep stops after `repeats` rounds or its share of them, but not before every cell
-    has been measured three times. progress: called with (rounds done, rounds planned). Raises SettingError for row counts below 1.
+    has been measured three times. runner: how the calls run (decoders/graphs.py); captured, they have no launch gaps. progress: called
+    with (rounds done, rounds planned). Raises SettingError for row counts below 1.
     """
     import pandas as pd
 
@@ -213,6 +215,8 @@ def calibrate(model, *, prefix_length: int | Sequence[int] = 128, rows: Sequence
     for length in lengths:
         fitting = [n for n in rows if length + n <= core.config.context]
         cells |= {(part, shape, length, n): call for (part, shape, n), call in _cells(core, length, fitting, seed).items()}
+    if runner is not None:
+        cells = {key: partial(runner.run, key, call) for key, call in cells.items()}
     for call in cells.values():  # the first call of a shape pays for its set-up
         call()
     observations = []

@@ -10,7 +10,7 @@ which the label says. Tokens of `model.config.eos` never come up.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,11 @@ from decoders.sampling import Greedy
 from decoders.session import Session
 from loopscope.errors import SettingError
 from loopscope.noise import keyed_uniform
+
+if TYPE_CHECKING:
+    from decoders.graphs import Captured, Eager
+    from decoders.static import Turn
+    from loopscope.cache import DepthCache
 
 _STREAM = 16  # of the keyed noise; sampling uses 1 to 6
 _AHEAD = 256  # positions beyond the last that a draft may still be made for
@@ -41,7 +46,7 @@ class Forced(Decoder):
         if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 <= alpha <= 1:
             raise SettingError(f"alpha is the share of drafts that are right, a number from 0 to 1, got {alpha!r}")
         self.decoder, self.alpha, self.seed = decoder, float(alpha), seed
-        self.one_by_one, self.slots = decoder.one_by_one, decoder.slots
+        self.one_by_one, self.slots, self.runs_behind = decoder.one_by_one, decoder.slots, decoder.runs_behind
 
     @property
     def label(self) -> str:
@@ -52,6 +57,12 @@ class Forced(Decoder):
 
     def _check(self, core, depth: int) -> None:
         self.decoder._check(core, depth)
+
+    def why_not_static(self, session: Session) -> str:
+        return self.decoder.why_not_static(session)
+
+    def static_turn(self, session: Session, cache: DepthCache, runner: Eager | Captured) -> Turn:
+        return self.decoder.static_turn(session, cache, runner)
 
     def _open(self, *args: Any, **options: Any) -> Session:
         session = super()._open(*args, **options)
@@ -77,6 +88,11 @@ class Coins(Greedy):
         wrong = allowed[(at + 1) % len(allowed)]
         self.right = allowed[at].to(session.core.device)
         self.drafted = torch.where(u[:, 1] < alpha, allowed[at], wrong).to(session.core.device)
+
+    @property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """What a static turn takes its tokens from (decoders/static.py)."""
+        return self.right, self.drafted
 
     def target(self, logits: Tensor, positions: Sequence[int], drafts, keys) -> Tensor:
         return self._pick(self.right, logits, positions)

@@ -28,8 +28,10 @@ from decoders.decoder import Decoder
 from decoders.draft_then_verify import DraftThenVerify
 from decoders.forced import Forced
 from decoders.generation import Generation
+from decoders.graphs import runner_for
 from decoders.roofline import bandwidth, traffic
 from decoders.session import Session
+from decoders.static import why_not_static
 from decoders.wavefront import Wavefront
 
 if TYPE_CHECKING:
@@ -48,22 +50,27 @@ def schedules(depth: int) -> list[Decoder]:
 @torch.inference_mode()
 def forced_speed(core: LoopedCore, context: int, alphas: Sequence[float] = ALPHAS, new_tokens: int = 64, repeats: int = 2, seed: int = 0,
                  decoders: Sequence[Decoder] | None = None, reaches: float | None = None,
-                 calibrate_seconds: float = 6.0) -> list[dict[str, Any]]:
+                 calibrate_seconds: float = 6.0, static: bool | None = None) -> list[dict[str, Any]]:
     """One record per decoder and alpha, AR first; every timing the fastest of `repeats` decodes, orders alternated, after a warm-up.
 
     context: positions already in the cache. reaches: bytes per second of the device (default: measured here). calibrate_seconds: for
-    the sweep of single calls behind such a prefix. new_tokens includes the one that a prompt's own pass gives.
+    the sweep of single calls behind such a prefix. static: run turns on the device where a decoder can (decoders/static.py), as graphs
+    on CUDA, and time the sweep's calls likewise; default: on CUDA. Time inside calls is not told apart then. new_tokens includes the
+    one that a prompt's own pass gives.
     """
     depth = core.config.depth
     reaches = bandwidth(core.device) if reaches is None else reaches
-    calibration = calibrate(core, prefix_length=context, repeats=8, seconds=calibrate_seconds, host=False, seed=seed)
+    static = core.device.type == "cuda" if static is None else static
+    calibration = calibrate(core, prefix_length=context, repeats=8, seconds=calibrate_seconds, host=False, seed=seed,
+                            runner=runner_for(core.device) if static else None)
     run = [(Autoregressive(), None), *((d, a) for a in alphas for d in (decoders or schedules(depth)))]
     best: dict[int, tuple[Generation, dict[str, float]]] = {}
     for turn in range(repeats + 1):
         for i in range(len(run)):
             at = (i + turn) % len(run)
             decoder, alpha = run[at]
-            got = behind(core, decoder if alpha is None else Forced(decoder, alpha, seed), context, new_tokens if turn else 6, seed)
+            got = behind(core, decoder if alpha is None else Forced(decoder, alpha, seed), context, new_tokens if turn else 6, seed,
+                         static)
             if turn and (at not in best or got[0].seconds.decode < best[at][0].seconds.decode):
                 best[at] = got
     records = []
@@ -87,7 +94,8 @@ def _record(core: LoopedCore, g: Generation, inside: dict[str, float], decoder: 
             "seconds_per_token": seconds, "seconds_per_token_predicted": expected,
             "bytes_per_second": moved / g.seconds.decode, "roofline": moved / g.seconds.decode / reaches,
             "roofline_tokens_per_second": reaches / needs.token(depth), "inside": {k: v / g.seconds.decode for k, v in inside.items()},
-            "between": 1 - sum(inside.values()) / g.seconds.decode}
+            "static": not inside,
+            "between": 1 - sum(inside.values()) / g.seconds.decode if inside else None}
 
 
 def _predicted(g: Generation, decoder: Decoder, calibration: Calibration) -> float:
@@ -96,13 +104,18 @@ def _predicted(g: Generation, decoder: Decoder, calibration: Calibration) -> flo
     return calibration.cost(widths, g.calls.readout, g.calls.prelude, decoder.label)
 
 
-def behind(core: LoopedCore, decoder: Decoder, context: int, new_tokens: int, seed: int = 0) -> tuple[Generation, dict[str, float]]:
-    """One decode behind `context` random positions that are in the cache already, and seconds inside each kind of call."""
+def behind(core: LoopedCore, decoder: Decoder, context: int, new_tokens: int, seed: int = 0,
+           static: bool = False) -> tuple[Generation, dict[str, float]]:
+    """One decode behind `context` random positions that are in the cache already, and seconds inside each kind of call; none where the
+    decode is static, as far as the decoder can be."""
     draw = torch.Generator().manual_seed(seed)
     prompt = torch.randint(0, core.config.vocab_size, (context,), generator=draw).tolist()
     session = decoder._open(core, prompt, new_tokens, seed=seed)
     session.eos = frozenset()
     session.prefill = lambda: _given(session, seed)  # type: ignore[method-assign]
+    if static and not why_not_static(decoder, session):
+        decoder._run(session, static=True)
+        return session.result(decoder), {}
     with timeline(core) as spent:
         decoder._run(session)
         found = session.result(decoder)
@@ -166,7 +179,8 @@ def summary(records: Sequence[dict[str, Any]]) -> list[str]:
     for r in records:
         what = r["decoder"] if r["alpha"] is None else f"{r['decoder']} at {r['alpha']:g}"
         lines.append(f"{what}: {r['tokens_per_second']:.1f} tokens/s, {r['roofline']:.0%} of the roofline, {r['speedup']:.2f}x "
-                     f"(predicted {r['speedup_predicted']:.2f}x), {r['between']:.0%} between calls")
+                     f"(predicted {r['speedup_predicted']:.2f}x), "
+                     + ("static" if r["static"] else f"{r['between']:.0%} between calls"))
     return lines
 
 

@@ -51,6 +51,7 @@ class Turn:
         self.starts = torch.zeros(shape, dtype=cache.dtype, device=device)
         self.table = core.rotary_table  # held: a model may make a longer one, and what was captured reads this
         self._boxes: list[tuple[Tensor, Any]] = []
+        self.coins: tuple[Tensor, ...] | None = None
 
     def open(self, session: Session) -> None:
         """Begin behind a prefilled prompt, at its first new token."""
@@ -80,10 +81,25 @@ class Turn:
             return self.core.start(x)
         return self.core.carrying(self.starts.index_select(1, (at - self.first).clamp(min=0)), x)
 
-    def choose(self, state: Tensor, rows: Any) -> tuple[Tensor, Tensor]:
-        """Tokens [n] and whether their logits are NaN [n]."""
+    def choose(self, state: Tensor, rows: Any, at: Tensor, drafts: Sequence[bool]) -> tuple[Tensor, Tensor]:
+        """Tokens [n] and whether their logits are NaN [n]. at [n]: the rows' positions; drafts: which of them draft, for coins."""
         best, tokens = self.core.read(state, rows, self.cache)[0].max(-1)
+        if self.coins is not None:  # decoders/forced.py: the readout is real, what it chose is not used
+            right, drafted = (table[(at + 1).clamp(max=len(table) - 1)] for table in self.coins)  # spare rows stand anywhere
+            tokens = drafted if all(drafts) else right if not any(drafts) else torch.cat(
+                [(drafted if draft else right)[i : i + 1] for i, draft in enumerate(drafts)])
         return tokens, best.isnan()
+
+    def toss(self, tables: tuple[Tensor, Tensor] | None) -> None:
+        """Take over tokens by position, for targets and for drafts; None: tokens are the logits' own."""
+        if tables is None:
+            self.coins = None
+            return
+        if self.coins is None:
+            self.coins = tuple(t.new_zeros(self.cache.cells + 1) for t in tables)
+        for mine, theirs in zip(self.coins, tables):
+            n = min(len(mine), len(theirs))
+            mine[:n].copy_(theirs[:n])
 
     # ---- mail ---------------------------------------------------------------------------------------------------
 
@@ -111,7 +127,7 @@ def why_not_static(decoder: Decoder, session: Session) -> str:
     """What keeps a decode from being static; "" if nothing does."""
     if session.tap is not None:
         return "hooks look at every call as it is made, and a captured call is not made again"
-    if not session._greedy:
+    if not session._greedy and getattr(session.chooser, "tables", None) is None:
         return "sampling draws its tokens on the host's terms"
     if session.core.placement:
         return "the model's blocks lie on several devices"
@@ -137,13 +153,14 @@ def run_static(decoder: Decoder, session: Session, prefilled: Any, runner: Eager
     core = session.core
     runner = runner_for(session.cache.device) if runner is None else runner
     lag = (0 if runner.knows or not decoder.runs_behind else 1) if lag is None else lag
+    tables = getattr(session.chooser, "tables", None)
     if runner.knows:
         turn = decoder.static_turn(session, session.cache, runner)
     else:
         capacity = min(max(256, 1 << (session.cache.capacity - 1).bit_length()), core.config.context)
         weights = next(core.parameters())
         key = (repr(decoder), decoder.slots, session.depth, capacity, weights.device, weights.dtype, weights.data_ptr(), core.config.eos,
-               type(runner))
+               type(runner), tables is None)
         kept = _kept.get(core)
         if kept is None or kept[0] != key:
             _kept.pop(core, None)  # its memory first
@@ -152,6 +169,7 @@ def run_static(decoder: Decoder, session: Session, prefilled: Any, runner: Eager
         turn = _kept[core][1]
         session.cache = turn.cache
         session.cache.commit(0)
+    turn.toss(tables)
     prefilled()
     if not session.finished:
         turn.open(session)

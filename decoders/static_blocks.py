@@ -51,7 +51,7 @@ class StaticBlocks(Turn):
         state = self.begin(x, at)
         for r in range(1, self.depth + 1):
             state = self.core.recur(state, x, self._at_depth(rows, r), self.cache)
-        targets, bad = self.choose(state, rows)
+        targets, bad = self.choose(state, rows, at, [False])
         self._accept(guesses, targets, valid)
         w = self.most + 1
         for i, part in enumerate((guesses, targets, bad_guesses, bad)):
@@ -72,7 +72,7 @@ class StaticBlocks(Turn):
             state = fresh if state is None or not self.carry else torch.cat((state, fresh[:, state.shape[1] :]), 1)
             for _ in range(decoder.updates):
                 state = core.recur(state, x, rows, self.cache, self.policy)
-            following, nan = self.choose(state, rows)
+            following, nan = self.choose(state, rows, at, [True])
             tokens = torch.cat((self.tok, following))  # shifted: the last one seeds the next position
             bad = torch.cat((bad | nan[: len(bad)], nan[len(bad) :]))
         return tokens[1:], bad

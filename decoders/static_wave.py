@@ -70,7 +70,8 @@ class StaticWave(Turn):
             else:
                 rows = shared.part(picked)
             stride = max(picked[-1] - picked[0], 1)
-            tokens, bad = self.choose(state[:, picked[0] : picked[-1] + 1 : stride], rows)
+            part = slice(picked[0], picked[-1] + 1, stride)
+            tokens, bad = self.choose(state[:, part], rows, at[part], [draft for draft, wanted in zip((False, True), reads) if wanted])
             begin, stop = (0 if reads[0] else 1), (2 if reads[1] else 1)
             self.mail[begin:stop] = tokens
             self.mail[2 + begin : 2 + stop] = bad

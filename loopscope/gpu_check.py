@@ -104,7 +104,8 @@ def _speed(device: torch.device, seed: int, toy: bool, say) -> dict[str, Any]:
         for context in contexts:
             try:
                 found = forced_speed(core, context, ALPHAS[::3] if toy else ALPHAS, _TOY_SPEED_TOKENS if toy else _SPEED_TOKENS,
-                                     repeats=1 if toy else 2, seed=seed, reaches=reaches, calibrate_seconds=0.2 if toy else 5.0)
+                                     repeats=1 if toy else 2, seed=seed, reaches=reaches, calibrate_seconds=0.2 if toy else 5.0,
+                                     static=True)
             except (OutOfMemoryError, torch.OutOfMemoryError) as error:
                 skipped.append({"model": core.source, "context": context, "why": str(error)})
                 continue
@@ -173,6 +174,21 @@ def _decodes(build, dtype: torch.dtype, device: torch.device, seed: int, tokens:
             if core.device.type == "cuda":
                 decoder.generate(core, prompt, max_new_tokens=4)  # the first call of a shape pays for its set-up
             yield _record(core, decoder.generate(core, prompt, max_new_tokens=tokens), plain.tokens, prompt)
+        yield from _static(core, plain, prompt, tokens)
+
+
+def _static(core: LoopedCore, plain, prompt: list[int], tokens: int) -> Iterator[dict[str, Any]]:
+    """Whole turns on the device, as graphs on CUDA: their tokens are the eager ones' (decoders/static.py)."""
+    from decoders import Autoregressive, DASWave, Wavefront
+    from decoders.static import release, why_not_static
+
+    for decoder in (Autoregressive(), Wavefront(1), DASWave(4, 1)):
+        if why_not_static(decoder, decoder._open(core, prompt, tokens)):
+            continue
+        for again in range(2 if core.device.type == "cuda" else 1):  # captured, then replayed
+            g = decoder.generate(core, prompt, max_new_tokens=tokens, static=True)
+            yield _record(core, g, plain.tokens, prompt, label=f"{g.decoder}, static{', replayed' if again else ''}")
+    release(core)
 
 
 def _record(core: LoopedCore, g, expected: list[int], prompt: list[int], *, label: str = "", ok: bool | None = None) -> dict[str, Any]:

@@ -7,6 +7,8 @@ import torch
 
 from decoders import Autoregressive, DASWave, DraftThenVerify, LoopSpec, Wavefront
 from decoders.forced import Forced
+from decoders.graphs import Eager, Tapes
+from decoders.static import release
 from loopscope.errors import SettingError
 from loopscope.random_models import make_random_core
 
@@ -61,3 +63,18 @@ def test_what_is_no_share_is_refused(alpha):
         Forced(Wavefront(1), alpha)
     with pytest.raises(SettingError, match="goes around a decoder"):
         Forced("wfd", 0.5)
+
+
+@pytest.mark.parametrize("runner", [Eager, lambda: Tapes(16)], ids=["eager", "tape"])
+@pytest.mark.parametrize("decoder", [Autoregressive(), Wavefront(1), Wavefront(2), DASWave(4, 1), DASWave(3, 1, bonus=False)],
+                         ids=lambda d: d.label)
+def test_static_turns_take_the_same_coins(core, decoder, runner):
+    """Calls, accepts and text of the generator; on a tape for another prompt than it was made for, whose coins are others."""
+    forced, run = Forced(decoder, 0.6, seed=3), runner()
+    for prompt in ([1, 2, 3], [4, 5, 6, 7, 8]):
+        said = forced.generate(core, prompt, 30)
+        session = forced._open(core, prompt, 30)
+        forced._run(session, static=True, runner=run)
+        got = session.result(forced)
+        assert (got.tokens, got.calls, got.accepted, got.proposed) == (said.tokens, said.calls, said.accepted, said.proposed)
+    release(core)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from decoders import Autoregressive, Wavefront
+from decoders import Autoregressive, DraftThenVerify, Wavefront
 from decoders.forced import Forced
 from decoders.forced_speed import behind
 from decoders.roofline import bandwidth, traffic
@@ -61,3 +61,11 @@ def test_bandwidth_is_bytes_over_seconds(monkeypatch):
     ticks = iter(range(1000))
     monkeypatch.setattr("decoders.roofline.time.perf_counter", lambda: 0.5 * next(ticks))
     assert bandwidth("cpu") == 4096 * 4 / 0.5
+
+
+def test_a_static_decode_behind_a_prefix_is_the_same_but_for_its_clock():
+    core = full_size("Huginn-3.5B", toy=True, dtype=torch.float64, context=64)
+    decoder = Forced(Wavefront(1), 0.7)
+    (static, inside), (eager, _) = behind(core, decoder, 20, 12, static=True), behind(core, decoder, 20, 12)
+    assert not inside and (static.tokens, static.calls, static.accepted) == (eager.tokens, eager.calls, eager.accepted)
+    assert behind(core, DraftThenVerify(1, 4), 20, 6, static=True)[1]  # it has no static turn
