@@ -102,7 +102,8 @@ def test_a_schedule_whose_agreement_was_not_measured_is_left_out(timing):
 @pytest.mark.parametrize("decoder, reason", [
     (DASWave(4, 1, read="aligned"), "aligned prefix"), (DASWave(4, 1, read="deep_v"), "deep v prefix"),
     (DASWave(4, 1, read="deep_k"), "deep k"), (DASWave(4, 1, carry=False), "restart every round"),
-    (DASWave(4, 1, stable=2), "stop changing"), (Wavefront(1, redraft=1), "as it deepens"), (PromptLookup(), "no fixed depth"), (LoopSpec(1, 2), "no fixed depth"), (Wavefront(1, slots=2), "need not be the model's own")])
+    (DASWave(4, 1, stable=2), "stop changing"), (Wavefront(1, redraft=1), "as it deepens"), (PromptLookup(), "no fixed depth"),
+    (LoopSpec(1, 2), "no fixed depth"), (Wavefront(1, slots=2), "need not be the model's own")])
 def test_no_number_is_given_where_no_formula_holds(decoder, reason, timing):
     """Carried states behind a shallow read were over-predicted by 39 to 610 % (docs/algorithms.md, 4)."""
     assert predict(decoder, always(0.9), timing(), 8) is None and reason in why_not(decoder)

@@ -59,3 +59,11 @@ def test_every_command_it_shows_exists(line):
 def test_every_make_target_it_names_exists():
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M))
     assert {"report", "test", "quick"} <= targets and set(re.findall(r"`?make (\w+)", README)) <= targets
+
+
+def test_the_plan_example_runs():
+    block = next(b for b in BLOCKS if "Findings" in b)
+    code = ("import torch, loopscope; torch.set_num_threads(1)\nmodel = loopscope.load('tiny-huginn')\n"
+            "prompts = loopscope.prompts('maths', 4)\n" + block + "\nassert best.best.label in best.evidence")
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
