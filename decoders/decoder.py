@@ -17,6 +17,7 @@ from decoders.session import Session
 from decoders.static import run_static
 from decoders.streaming import Stream
 from loopscope.errors import ContextError, PromptError, SettingError
+from loopscope.memory import check_room
 from loopscope.tap import Hooks, tapped
 
 if TYPE_CHECKING:
@@ -115,11 +116,20 @@ class Decoder(ABC):
                 if type(error) is SettingError and not i:
                     raise  # a setting that all prompts share
                 raise type(error)(f"prompt {i + 1} of {len(prompts)}: {error}") from error
+        self._check_room(sessions)
         with tapped(model, fwd_hooks, hook_drafts, sessions[0].depth) as tap:
             for session in sessions:
                 session.tap = tap
             made = advance_together(sessions, [self._steps(session) for session in sessions])
         return BatchGeneration.of([session.result(self) for session in sessions], made, time.perf_counter() - begin)
+
+    @staticmethod
+    def _check_room(sessions: Sequence[Session]) -> None:
+        """OutOfMemoryError where caches that fit one by one do not fit together: none of them has been written to yet."""
+        first = sessions[0]
+        if not first.core.placement:
+            check_room(first.core.config, sum(s.cache.cells for s in sessions), slots=first.cache.slots, depth=first.depth,
+                       dtype=first.cache.dtype, device=first.cache.device)
 
     def stream(self, model, prompt, max_new_tokens: int = 64, depth: int | None = None, seed: int = 0,
                stop: str | Sequence[str] = (), start_state=None, fwd_hooks: Hooks = (), hook_drafts: bool = False,

@@ -176,7 +176,9 @@ class Session:
         A long prompt is read PREFILL positions at a time, each stretch at all depths before the next: what a call makes does not
         grow with the prompt. Only the last row's logits matter, but coda layers must write the K/V of all.
         """
-        stretch = self.prompt_length if self.prefix else PREFILL  # a prefix that reads itself both ways is one call's
+        # A prefix that reads itself both ways is one call's; and where depths share slots, a later stretch would find the earlier ones
+        # as their deepest recurrence left them, while a prompt is read unshared (docs/algorithms.md, 2.3).
+        stretch = self.prompt_length if self.prefix or self.cache.slots < self.depth else PREFILL
         first: list[int] = []
         for begin in range(0, self.prompt_length, stretch):
             count = min(stretch, self.prompt_length - begin)

@@ -129,6 +129,8 @@ def why_not_static(decoder: Decoder, session: Session) -> str:
         return "hooks look at every call as it is made, and a captured call is not made again"
     if not session._greedy and getattr(session.chooser, "tables", None) is None:
         return "sampling draws its tokens on the host's terms"
+    if any(module._forward_hooks or module._forward_pre_hooks for module in session.core.modules()):
+        return "its modules have torch hooks, which a captured call would not run"
     if session.core.placement:
         return "the model's blocks lie on several devices"
     return decoder.why_not_static(session)
@@ -158,8 +160,8 @@ def run_static(decoder: Decoder, session: Session, prefilled: Any, runner: Eager
         turn = decoder.static_turn(session, session.cache, runner)
     else:
         capacity = min(max(256, 1 << (session.cache.capacity - 1).bit_length()), core.config.context)
-        weights = next(core.parameters())
-        key = (repr(decoder), decoder.slots, session.depth, capacity, weights.device, weights.dtype, weights.data_ptr(), core.config.eos,
+        weights = tuple((t.data_ptr(), t.dtype, t.device) for t in (*core.parameters(), *core.buffers()))
+        key = (repr(decoder), decoder.slots, session.depth, capacity, weights, core.config.eos,
                type(runner), tables is None)
         kept = _kept.get(core)
         if kept is None or kept[0] != key:

@@ -80,9 +80,9 @@ DECODERS = {
     "plain": Look("plain loop", "#999999", "P", (0, (1, 1))),
     "DtV": Look("draft-then-verify", "#E69F00", "s", (0, (6, 1.5))),
     "WFD": Look("wavefront", "#0077BB", "D", "-"),
-    "LoopSpec": Look("LoopSpec", "#009988", "p", (0, (4, 1))),
+    "LoopSpec": Look("LoopSpec", "#CC3311", "p", (0, (4, 1))),
     "DAS-Wave": Look("DAS-Wave", "#AA3377", "^", (0, (3, 1, 1, 1))),
-    "PLD": Look("prompt lookup", "#999933", "X", (0, (1, 1))),
+    "PLD": Look("prompt lookup", "#88CCEE", "X", (0, (1, 1))),
 }
 LOSSLESS, NOT_LOSSLESS = "lossless", ("approximate", "lossy")
 HATCHES = {"approximate": "...", "lossy": "++"}

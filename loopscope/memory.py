@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopscope.errors import OutOfMemoryError
+from loopscope.errors import OutOfMemoryError, SettingError
 
 if TYPE_CHECKING:
     from loopscope.models.config import LoopedConfig
@@ -52,11 +52,12 @@ def kv_bytes(config: LoopedConfig, positions: int, *, batch: int = 1, slots: int
 def memory_needed(config: LoopedConfig, positions: int, parameters: int = 0, *, batch: int = 1, slots: int | None = None,
                   depth: int | None = None, dtype: torch.dtype = torch.bfloat16) -> Memory:
     """What decoding needs whose prompt and new tokens are `positions` long. parameters: the model's count."""
-    rows = batch * min(positions, PREFILL)
+    whole = (slots or config.kv_slots or depth or config.depth) < (depth or config.depth)  # shared slots: a prompt is one call
+    rows = batch * (positions if whole else min(positions, PREFILL))
     # At its widest a call holds x, the state, a residual stream, its norm and a branch, and the MLP's halves, gate and product or q, k, v.
     width = 6 * config.d_model + max(4 * config.d_mlp, 4 * config.n_heads * config.d_head)
     # A short cache keeps one square mask; behind a long one each call makes its own, beside the last call's.
-    masks = positions**2 if positions <= SQUARE_MASK_LIMIT else 2 * rows * positions
+    masks = positions**2 if positions <= SQUARE_MASK_LIMIT else 0 if whole else 2 * rows * positions
     return Memory(parameters * dtype.itemsize, kv_bytes(config, positions, batch=batch, slots=slots, depth=depth, dtype=dtype),
                   (rows * width + masks + batch * config.vocab_size) * dtype.itemsize)
 
@@ -73,7 +74,12 @@ def available(device: torch.device | str = "cpu") -> int | None:
 
 def check_room(config: LoopedConfig, positions: int, *, batch: int = 1, slots: int | None = None, depth: int | None = None,
                dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu", room: float | None = None) -> None:
-    """Raises OutOfMemoryError where a cache of so many positions does not fit, saying what would. room: bytes; default: what is free."""
+    """Raises OutOfMemoryError where a cache of so many positions does not fit, saying what would. room: bytes; default: what is free.
+
+    Raises SettingError for positions below 1 and a room that is no number of bytes.
+    """
+    if positions < 1 or (room is not None and not 0 <= room < float("inf")):
+        raise SettingError(f"positions must be at least 1 and room a number of bytes, got {positions!r} and {room!r}")
     needed = kv_bytes(config, positions, batch=batch, slots=slots, depth=depth, dtype=dtype)
     if needed < _SMALL and room is None:
         return

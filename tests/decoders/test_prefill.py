@@ -18,6 +18,20 @@ def prefilled(core, prefix=0):
     return session
 
 
+@pytest.mark.parametrize("decoder", [Autoregressive(slots=1), Autoregressive(slots=2), Wavefront(1, slots=2)], ids=lambda d: d.label)
+def test_a_prompt_is_read_unshared_where_depths_share_slots(decoder, monkeypatch):
+    """docs/algorithms.md, 2.3: a later stretch would find the earlier ones as their deepest recurrence left them."""
+    core = make_random_core("huginn", gain=0.5, depth=4)
+    whole = decoder.generate(core, PROMPT, 8).tokens
+    monkeypatch.setattr("decoders.session.PREFILL", 5)
+    assert decoder.generate(core, PROMPT, 8).tokens == whole
+    dory = make_random_core("dory", gain=0.5, depth=3, kv_slots=1)
+    state = prefilled(dory).cache.materialised()
+    cache = dory.make_cache(23, 3)
+    dory(torch.tensor([PROMPT]), cache=cache)
+    assert all(torch.allclose(k, state[name], atol=1e-11) for name, k in cache.materialised().items())
+
+
 @pytest.mark.parametrize("stretch", [1, 7, 23])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_stretches_leave_what_one_call_leaves(family, stretch, monkeypatch):

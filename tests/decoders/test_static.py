@@ -18,12 +18,12 @@ from decoders import static as static_module
 from decoders.calls import advance
 from decoders.graphs import Eager, Tape, Tapes
 from decoders.ladder import Case, model, opened
-from decoders.static import run_static
+from decoders.static import release, run_static
 from decoders.static_blocks import StaticBlocks
 from decoders.static_wave import StaticWave
 from decoders.verify import _verdict, _watch_commits
 from loopscope.errors import HookError, NumericsError, SettingError
-from loopscope.random_models import FAMILIES
+from loopscope.random_models import FAMILIES, make_random_core
 from loopscope.rows import At, Chain, ReadPolicy, Wave
 from loopscope.static_rows import Static
 
@@ -306,3 +306,32 @@ def test_cuda_graphs_give_the_eager_tokens(random_core, family, decoder):
     for prompt in ([5, 9, 2], list(range(60))):  # captured for the first, replayed for the second
         eager, graphs = (decoder.generate(core, prompt, 24, static=static) for static in (False, True))
         assert graphs.tokens == eager.tokens and graphs.calls == eager.calls and graphs.rows == eager.rows
+
+
+@pytest.mark.parametrize("edit", ["a block", "a weight", "assigned weights"])
+def test_what_was_captured_is_not_replayed_on_other_weights(edit):
+    """The kept turn reads addresses: whatever has others must be captured anew."""
+    core, other = (make_random_core("huginn", gain=0.3, depth=4, seed=seed) for seed in (0, 1))
+
+    def decoded(static):
+        session = Wavefront(1)._open(core, [1, 2, 3], 12)
+        Wavefront(1)._run(session, **({"static": True, "runner": Tapes(64)} if static else {}))
+        return session.result(Wavefront(1)).tokens
+
+    assert decoded(True) == decoded(False)
+    before = decoded(False)
+    if edit == "a block":
+        core.blocks[1] = other.blocks[1]
+    elif edit == "a weight":
+        core.blocks[1].mlp.down.weight = torch.nn.Parameter(8 * other.blocks[1].mlp.down.weight.detach(), requires_grad=False)
+    else:
+        core.load_state_dict({k: v for k, v in other.state_dict().items() if not k.startswith("wte")}, strict=False, assign=True)
+    assert decoded(True) == decoded(False) != before
+    release(core)
+
+
+def test_torch_hooks_on_modules_are_refused():
+    core = make_random_core("huginn", gain=0.3, depth=4)
+    with core.blocks[0].mlp.register_forward_hook(lambda module, args, out: -out), pytest.raises(SettingError, match="torch hooks"):
+        Wavefront(1).generate(core, [1, 2, 3], 4, static=True)
+    assert Wavefront(1).generate(core, [1, 2, 3], 4, static=True).tokens == Wavefront(1).generate(core, [1, 2, 3], 4).tokens

@@ -12,7 +12,7 @@ from decoders import Autoregressive
 from decoders.calls import advance
 from loopscope import memory
 from loopscope.cli.app import app
-from loopscope.errors import OutOfMemoryError
+from loopscope.errors import OutOfMemoryError, SettingError
 from loopscope.memory import check_room, kv_bytes, memory_needed
 from loopscope.random_models import FAMILIES, make_random_core
 
@@ -55,6 +55,21 @@ def test_what_the_message_says_would_fit_does_fit():
     check_room(config, 120, slots=1, dtype=torch.float32, room=room)
     with pytest.raises(OutOfMemoryError):
         check_room(config, 51, dtype=torch.float32, room=room)
+
+
+def test_caches_that_fit_one_by_one_but_not_together_are_refused(monkeypatch):
+    core = make_random_core("huginn", depth=4, dtype=torch.float32)
+    monkeypatch.setattr(memory, "_SMALL", 0)
+    monkeypatch.setattr(memory, "available", lambda device: 50 * kv_bytes(core.config, 1, dtype=torch.float32))
+    assert len(Autoregressive().generate_batch(core, [[1] * 20, [2] * 20], 5)) == 2
+    with pytest.raises(OutOfMemoryError, match="72 positions"):
+        Autoregressive().generate_batch(core, [[1] * 20, [2] * 20, [3] * 20], 5)
+
+
+@pytest.mark.parametrize("positions, room", [(0, 10), (5, float("nan")), (5, -1)])
+def test_what_is_no_number_of_positions_or_bytes_is_refused(positions, room):
+    with pytest.raises(SettingError, match="positions must be at least 1 and room a number of bytes"):
+        check_room(make_random_core("ouro").config, positions, room=room)
 
 
 def test_a_containers_limit_counts(tmp_path, monkeypatch):

@@ -127,8 +127,8 @@ def a_stop_inside_an_accepted_block_is_ignored(mp):
 def ties_go_to_the_highest_index(mp):
     """Decoders other than AR break ties the other way."""
     original = LoopedCore.read
-    def read(self, state, rows=None, cache=None, tap=None):
-        logits = original(self, state, rows, cache, tap).round(decimals=0)
+    def read(self, state, rows=None, cache=None, tap=None, keep=None):
+        logits = original(self, state, rows, cache, tap, keep).round(decimals=0)
         return logits - 1e-3 * torch.arange(logits.shape[-1], 0, -1) * (rows.count > 1)
     mp.setattr(LoopedCore, "read", read)
 
