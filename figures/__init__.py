@@ -70,6 +70,11 @@ def kinds() -> tuple[str, ...]:
     return tuple(_MODULES)
 
 
+def modules() -> tuple[str, ...]:
+    """Names of the files that draw, each of which is also a command."""
+    return tuple(dict.fromkeys(_MODULES.values()))
+
+
 def draw(kind: str, frame: pd.DataFrame | Mapping[str, pd.DataFrame] | None, *, preset: str = "page",
          panels: Sequence[int] | None = None, **options) -> Figure:
     """Draw one table as one figure.

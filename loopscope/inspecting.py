@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from loopscope.errors import CheckpointError, ContextError, SettingError
-from loopscope.memory import Memory, kv_bytes, memory_needed
+from loopscope.memory import Memory, kv_bytes, memory_needed, sized
 from loopscope.models.config import LoopedConfig
 from loopscope.models.loading import check_names, find_checkpoint, find_local
 from loopscope.models.registry import config_from_dict, family_class
@@ -61,11 +61,15 @@ class Inspection:
             m = self.memory(positions, slots, dtype)
             name = ("a slot per depth" if slots == c.depth else f"{slots} shared slot{'s' if slots > 1 else ''}") + (
                 " (this model)" if slots == own else ", approximate")
-            lines.append(f"    {name:31}{m.total / 1e9:,.2f} GB: weights {m.weights / 1e9:,.2f}, K/V {m.kv / 1e9:,.2f}, "
-                         f"calls {m.working / 1e9:,.2f}")
+            lines.append(f"    {name:31}{sized(m.total)}: weights {sized(m.weights)}, K/V {sized(m.kv)}, "
+                         f"what calls make {sized(m.working)}")
         return "\n".join(lines)
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, dtype: torch.dtype = torch.bfloat16) -> str:
+        """All of it, K/V for a cache of that dtype."""
         c = self.config
         heads = f"{c.n_heads} heads" if c.n_heads == c.n_kv_heads else f"{c.n_heads} heads on {c.n_kv_heads} key-value heads"
         calls = c.n_prelude + c.n_coda + c.depth * c.n_core * (1 + c.inner_cycles)
@@ -73,6 +77,7 @@ class Inspection:
         scaling = "" if c.rope_scaling is None else f", {c.rope_scaling['rope_type']} scaling by {c.rope_scaling['factor']:g}"
         own = "shared" if c.kv_slots else "per depth"
         start = f"random, standard deviation {c.state_std:.4g}" if c.state_std else "the embedding" if c.state_std is None else "zero"
+        number = str(dtype).removeprefix("torch.")
         lines = [
             ("family", c.family + (f" ({c.variant})" if c.variant else "")),
             ("loops", f"T = {c.depth}{inner}"),
@@ -81,7 +86,7 @@ class Inspection:
             ("vocabulary", f"{c.vocab_size} tokens{', tied head' if c.tied else ''}"),
             ("context", f"{c.context} positions; rotary theta {c.rope_theta:g}{scaling}"),
             ("start state", start),
-            *((name, f"{self.kv_bytes(policy):,} bytes per token in bfloat16{' (this model)' if policy == own else ''}")
+            *((name, f"{self.kv_bytes(policy, dtype):,} bytes per token in {number}{' (this model)' if policy == own else ''}")
               for policy, name in (("per depth", "K/V, a slot per depth"), ("shared", "K/V, one shared slot"))),
             ("parameters", f"{self.total:,}"),
             *((f"  {part}", f"{count:,}") for part, count in self.parameters.items() if count),
@@ -136,4 +141,5 @@ def inspected(source: str | os.PathLike, context: int | None = None, dtype: str 
     if dtype not in known:
         raise SettingError(f"dtype {dtype!r} is unknown; use {', '.join(known)}")
     found = inspect_checkpoint(source)
-    return str(found) if context is None else f"{found}\n{found.context_table(context, known[dtype])}"
+    text = found.text(known[dtype])
+    return text if context is None else f"{text}\n{found.context_table(context, known[dtype])}"

@@ -97,12 +97,12 @@ def check_room(config: LoopedConfig, positions: int, *, batch: int = 1, slots: i
         fits.append(f"all {positions:,} in bfloat16")
     if batch > 1 and needed // batch <= room:
         fits.append(f"a batch of {int(room // (needed // batch))}")
-    raise OutOfMemoryError(f"keys and values of {positions:,} positions need {_size(needed)} ({_size(each)} each, "
-                           f"{str(dtype).removeprefix('torch.')}, {kept} slot{'s' if kept > 1 else ''}), and {_size(room)} are free on "
+    raise OutOfMemoryError(f"keys and values of {positions:,} positions need {sized(needed)} ({sized(each)} each, "
+                           f"{str(dtype).removeprefix('torch.')}, {kept} slot{'s' if kept > 1 else ''}), and {sized(room)} are free on "
                            f"{device}; what would fit: {'; '.join(fits)}")
 
 
-def _size(n: float) -> str:
+def sized(n: float) -> str:
     """'88.6 GB', '2.7 MB'."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if n >= size:

@@ -301,7 +301,7 @@ def figures(folder: Annotated[str, typer.Argument(metavar="DIR", help="A folder 
 def inspect(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A shipped model's name, a folder, a config.json or a Hub id.")],
     context: Annotated[int | None, typer.Option(min=1, help="Also say how much memory so many positions take.")] = None,
-    dtype: Annotated[str, typer.Option(help="With --context: float32, bfloat16, float16 or float64.")] = "bfloat16",
+    dtype: Annotated[str, typer.Option(help="Of the K/V cache: float32, bfloat16, float16 or float64.")] = "bfloat16",
 ) -> None:
     """Say what a checkpoint is: family, loops, layers, widths, K/V per token, and parameters by part.
 

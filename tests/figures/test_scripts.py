@@ -180,3 +180,11 @@ def test_a_script_is_a_module_that_needs_no_torch(run, tmp_path):
     made = subprocess.run([sys.executable, "-c", code, run, tmp_path / "ä b.pdf"], capture_output=True, text=True, cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     assert (tmp_path / "ä b.pdf").read_bytes()[:4] == b"%PDF"
+
+
+def test_the_package_itself_lists_them(capsys):
+    from figures.__main__ import main
+
+    main()
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert listed == list(figures.modules()) and all((Path(figures.__file__).parent / f"{name}.py").is_file() for name in listed)

@@ -122,5 +122,6 @@ def test_inspect_says_what_a_context_takes():
     result = CliRunner().invoke(app, ["inspect", "tiny-huginn", "--context", "512", "--dtype", "float32"])
     assert result.exit_code == 0, result.stderr
     assert "memory at 512 positions, float32" in result.stdout and "4 shared slots, approximate" in result.stdout
+    assert "34,816 bytes per token in float32" in result.stdout and "0.00" not in result.stdout
     beyond = CliRunner().invoke(app, ["inspect", "tiny-huginn", "--context", "99999999"])
     assert beyond.exit_code == 2 and "this model's context is" in beyond.stderr
