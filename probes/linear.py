@@ -7,8 +7,10 @@ than its twin (its selectivity) says something about the state.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -65,10 +67,10 @@ def linear_probe(model: Any, examples: Iterable[Labelled], *, property: str = "l
     """Fit a linear map from the state to a label at each depth r = 1..T, and score it on prompts that it has not seen.
 
     model: LoopedCore or LoopedModel. examples: prompts with labelled positions; all labels together must be of at least two
-    values. kind: "classify" (logistic regression, scored by accuracy) or "regress" (ridge regression on numbers, scored by
-    the absolute error). States are standardised on the training prompts; penalty: weight of the squared length of the
-    map. folds: prompts are dealt into so many parts, each scored by a map that was fitted on the others, so that no
-    prompt is ever scored by a map that saw it.
+    values. kind: "classify" (logistic regression on texts or whole numbers, scored by accuracy) or "regress" (ridge regression
+    on finite numbers, scored by the absolute error). States are standardised on the training prompts; penalty: weight of the
+    squared length of the map. folds: prompts are dealt into so many parts, each scored by a map that was fitted on the
+    others, so that no prompt is ever scored by a map that saw it.
 
     labels in the table: "true"; "control" (random labels with the frequencies of the true ones, the same label for the
     same type everywhere: needs more than one type; a type that training prompts lack can only be guessed); "baseline"
@@ -155,20 +157,62 @@ def _check(examples: list[Labelled], lengths: list[int], kind: str, folds: int, 
     if len(examples) < folds:
         raise PromptError(f"{folds} parts of held-out prompts need at least {folds} prompts, got {len(examples)}; give more, or "
                           "fewer folds")
-    if not penalty > 0:
-        raise SettingError(f"penalty must be above 0, got {penalty!r}")
+    if isinstance(penalty, bool) or not isinstance(penalty, Real) or not 0 < penalty < math.inf or not math.isfinite(1 / penalty):
+        raise SettingError(f"penalty must be above 0 and finite, got {penalty!r}")
     for index, (example, length) in enumerate(zip(examples, lengths)):
         if not len(example.positions):
             raise PromptError(f"prompt {index} has no labelled position; leave it out")
+        if example.labels is None:
+            raise SettingError(f"prompt {index} has no labels; give one for each of its positions, or leave it out")
         for what in ("labels", "types"):
             given = getattr(example, what)
             if given is not None and len(given) != len(example.positions):
                 raise SettingError(f"prompt {index} has {len(example.positions)} positions and {len(given)} {what}; give one for each")
+        foreign = next((t for t in (() if example.types is None else example.types) if not _hashable(t)), None)
+        if foreign is not None:
+            raise SettingError(f"prompt {index} has the type {foreign!r}, which cannot be looked up; give texts, numbers or tuples of them")
         wrong = next((p for p in example.positions if isinstance(p, bool) or not isinstance(p, int) or not 0 <= p < length), None)
         if wrong is not None:
             raise PromptError(f"prompt {index} has {length} tokens: position {wrong!r} is not one of them (0 to {length - 1})")
+    _check_labels(examples, kind)
     labels = [label for e in examples for label in e.labels]
-    if kind == "regress" and any(isinstance(x, (str, bytes)) or not isinstance(x, (int, float)) for x in labels):
-        raise SettingError("regression needs numbers as labels; use kind='classify' for names")
     if len(set(labels)) < 2:
         raise SettingError(f"every label is {labels[0]!r}: there is nothing to tell apart")
+
+
+def _check_labels(examples: list[Labelled], kind: str) -> None:
+    """Finite numbers for a regression; for classes only texts or only whole numbers, as the estimators tell apart no others."""
+    texts = isinstance(next(iter(examples[0].labels)), str)
+    for index, example in enumerate(examples):
+        for label in example.labels:
+            if kind == "regress":
+                if not isinstance(label, Real):
+                    raise SettingError(f"regression needs numbers as labels, prompt {index} has {label!r}; use kind='classify' for names")
+                if not _finite(label):
+                    raise SettingError(f"regression needs finite labels, prompt {index} has {label!r}; leave that position out")
+            elif isinstance(label, str) != texts or not (isinstance(label, str) or _whole(label)):
+                raise SettingError(f"classes must be all texts or all whole numbers, prompt {index} has {label!r}; write all labels as "
+                                   "texts, or use kind='regress' for fractions")
+
+
+def _finite(label: Real) -> bool:
+    try:
+        return math.isfinite(label)
+    except OverflowError:  # a whole number beyond any float
+        return False
+
+
+def _whole(label: Any) -> bool:
+    import numpy as np
+
+    if not isinstance(label, (Real, np.bool_)) or not _finite(label):  # type: ignore[arg-type]
+        return False
+    return label == int(label) and abs(int(label)) < 2**63
+
+
+def _hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True

@@ -99,6 +99,25 @@ def test_an_unseen_class_and_a_fold_with_one_class_are_scored(core):
     ([Labelled([1, 1], [0, 1], ["x", "y"])] * 5, {}, SettingError, "of one type.*types="),
     ([Labelled([1, 2], [0, 1], ["x", "y"])] * 5, {"folds": 1}, SettingError, "folds must be .*got 1"),
     ([Labelled([1, 2], [0, 1], ["x", "y"])] * 5, {"penalty": 0}, SettingError, "penalty must be above 0"),
+    ([Labelled([1, 2], [0, 1], [1.0, float("nan")])] * 5, {"kind": "regress"}, SettingError, "finite labels, prompt 0 has nan"),
+    ([Labelled([1, 2], [0, 1], [1.0, float("inf")])] * 5, {"kind": "regress"}, SettingError, "finite labels, prompt 0 has inf"),
+    ([Labelled([1, 2], [0, 1], [1.0, 10**400])] * 5, {"kind": "regress"}, SettingError, "finite labels, prompt 0 has 1000"),
+    ([Labelled([1, 2], [0, 1], [1.0, None])] * 5, {"kind": "regress"}, SettingError, "needs numbers.* prompt 0 has None"),
+    ([Labelled([1, 2], [0, 1], [1, None])] * 5, {}, SettingError, "all texts or all whole numbers, prompt 0 has None"),
+    ([Labelled([1, 2], [0, 1], [None, "x"])] * 5, {}, SettingError, "all texts or all whole numbers, prompt 0 has None"),
+    ([Labelled([1, 2], [0, 1], ["1", "2"])] * 4 + [Labelled([1, 2], [0, 1], ["1", 2])], {}, SettingError, "prompt 4 has 2"),
+    ([Labelled([1, 2], [0, 1], [1, "2"])] * 5, {}, SettingError, "prompt 0 has '2'"),
+    ([Labelled([1, 2], [0, 1], [1, 1.5])] * 5, {}, SettingError, "prompt 0 has 1.5.*kind='regress'"),
+    ([Labelled([1, 2], [0, 1], [1, float("nan")])] * 5, {}, SettingError, "prompt 0 has nan"),
+    ([Labelled([1, 2], [0, 1], [1, 10**30])] * 5, {}, SettingError, "prompt 0 has 1000"),
+    ([Labelled([1, 2], [0, 1], [[1], [2]])] * 5, {}, SettingError, r"prompt 0 has \[1\]"),
+    ([Labelled([1, 2], [0, 1], [{1}, {2}])] * 5, {"kind": "regress"}, SettingError, r"prompt 0 has \{1\}"),
+    ([Labelled([1, 2], [0, 1], [b"x", b"y"])] * 5, {}, SettingError, "prompt 0 has b'x'"),
+    ([Labelled([1, 2], [0, 1], None)] * 5, {}, SettingError, "prompt 0 has no labels"),
+    ([Labelled([1, 2], [0, 1], ["x", "y"], [[1], [2]])] * 5, {}, SettingError, r"prompt 0 has the type \[1\]"),
+    ([Labelled([1, 2], [0, 1], ["x", "y"])] * 5, {"penalty": float("inf")}, SettingError, "penalty must be above 0 and finite, got inf"),
+    ([Labelled([1, 2], [0, 1], ["x", "y"])] * 5, {"penalty": float("nan")}, SettingError, "penalty must be above 0 and finite, got nan"),
+    ([Labelled([1, 2], [0, 1], ["x", "y"])] * 5, {"penalty": "10"}, SettingError, "penalty must be above 0 and finite, got '10'"),
     ([Labelled([1, 2], [0, 1], ["x", "y"])] * 5, {"kind": "rank"}, SettingError, "kind 'rank' is unknown")])
 def test_what_cannot_be_probed_is_said(core, examples, options, error, message):
     with pytest.raises(error, match=message):
@@ -113,3 +132,12 @@ def test_selectivity_needs_the_control(core):
         sum_digits(core, 0)
     with pytest.raises(PromptError, match="without a tokenizer"):
         sum_digits(core, 1)
+
+
+@pytest.mark.parametrize("kind, labels", [("classify", np.array([0, 1])), ("classify", np.array(["x", "y"])), ("classify", [True, False]),
+                                          ("classify", [1.0, 2.0]), ("regress", np.array([0.5, 1.5], dtype=np.float32)),
+                                          ("regress", np.array([1, 2])), ("classify", np.array([True, False]))])
+def test_labels_may_come_from_arrays(core, kind, labels):
+    examples = [Labelled(ids, [1, 2], labels, np.array([0, 1])) for ids in prompts(4)]
+    frame = linear_probe(core, examples, kind=kind, depth=1, folds=2, progress=False).frame
+    assert set(frame.labels) == {"true", "control", "baseline"} and np.isfinite(frame.value).all()
