@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from decoders.graphs import Captured, Eager
+    from loopscope.cache import DepthCache
     from loopscope.models.looped import LoopedCore
 
 ROWS = (1, 2, 4, 8, 16, 32)
@@ -69,6 +70,26 @@ class Calibration(Result):
         """The prefix length that is meant where none is given: the middle of those measured."""
         lengths = {length for part, _, length, _ in self.medians if part == "recur"} or {1}
         return (min(lengths) + max(lengths)) / 2
+
+    @cached_property
+    def scatter(self) -> float:
+        """By how much a call's time differs from round to round: median over the cells of the interquartile range over the median.
+
+        Cells that were measured once say nothing; 0 where all are such.
+        """
+        cells = self.frame.groupby(["part", "shape", "prefix_length", "rows"])["seconds"]
+        low, middle, high = (cells.quantile(q)[cells.size() > 1] for q in (0.25, 0.5, 0.75))
+        relative = ((high - low) / middle)[middle > 0]
+        return float(relative.median()) if len(relative) else 0.0
+
+    def __repr__(self) -> str:
+        model = self.frame["model"].iloc[0] if len(self.frame) else "nothing"
+        facts = ", ".join(f"{name} {self.meta[name]}" for name in ("device", "dtype", "threads") if name in self.meta)
+        chain = sorted({n for part, shape, _, n in self.medians if (part, shape) == ("recur", "chain")})
+        ends = sorted({*chain[:1], *chain[-1:]})
+        calls = "; ".join(f"{n} row{'s' if n > 1 else ''} {1e3 * self.seconds('recur', n):.4g} ms" for n in ends)
+        return (f"Calibration of {model}{f' ({facts})' if facts else ''}: {len(self.medians)} cells, scatter {self.scatter:.0%}"
+                + (f"; a block call: {calls}" if calls else ""))
 
     def has(self, part: str, shape: str) -> bool:
         """Whether calls of this shape were measured."""
@@ -226,7 +247,9 @@ def calibrate(model, *, prefix_length: int | Sequence[int] = 128, rows: Sequence
     try:
         for repeat in range(repeats):
             for (part, shape, length, n), call in cells.items():
-                observations.append((part, shape, n, length, _time(call, core.device), repeat))
+                call()  # decoding finds its weights and code where the last such call left them; after another cell's they are elsewhere
+                calls = core.config.depth if part == "recur" and (shape == "chain" or n == 1) else 1
+                observations.append((part, shape, n, length, _time(call, core.device) / calls, repeat))
             if progress is not None:
                 progress(repeat + 1, repeats)
             if repeat >= 2 and time.perf_counter() - begin > seconds * (1 - _HOST_SHARE * host):
@@ -259,7 +282,8 @@ def _cells(core: LoopedCore, prefix: int, rows: Sequence[int], seed: int) -> dic
     cells: dict[tuple[str, str, int], Callable[[], Any]] = {}
     for n in rows:
         chain = Chain(prefix, n, depth)
-        cells["recur", "chain", n] = lambda n=n, chain=chain: core.recur(state[:, :n], x[:, :n], chain, cache)
+        each = [chain.at_depth(r) for r in range(1, depth + 1)]
+        cells["recur", "chain", n] = partial(_burst, core, state[:, :n], x[:, :n], cache, each)
         cells["prelude", "chain", n] = lambda n=n, chain=chain: core.embed(new[:, :n], chain, cache)
         cells["readout", "chain", n] = lambda n=n, chain=chain: core.read(state[:, :n], chain, cache)[0].max(-1)
         if 1 < n <= depth:
@@ -274,6 +298,14 @@ def _cells(core: LoopedCore, prefix: int, rows: Sequence[int], seed: int) -> dic
     if ("recur", "wave", 2) in cells:
         cells["recur", "wave", 1] = cells["recur", "chain", 1]
     return cells
+
+
+def _burst(core: LoopedCore, state: torch.Tensor, x: torch.Tensor, cache: DepthCache, rows: Sequence[Chain]) -> None:
+    """Recurrences of the same rows, one depth after the other, as plain decoding and verification run them: the plan of how rows attend
+    is made for the first and kept for the others."""
+    cache.chain = None
+    for chain in rows:
+        core.recur(state, x, chain, cache)
 
 
 def _tree(prefix: int, n: int, depth: int, spare: int) -> Tree:
