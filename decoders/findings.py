@@ -24,7 +24,8 @@ from decoders.decoder import Decoder
 from decoders.outcomes import OutcomesResult
 from decoders.replay import replay, replayed
 from decoders.replay_counts import Outcome
-from loopscope.errors import RunFolderError
+from loopscope.errors import RunFolderError, SettingError
+from loopscope.fingerprint import weights_hash
 from loopscope.records import Result, manifest, write_text
 from probes.inputs import core_of, name_of, read_prompts, start_label
 from probes.replay import replay_table
@@ -36,6 +37,7 @@ _KINDS = {"convergence": "probes.settling:ConvergenceResult", "depth_lens": "pro
           "depth_grid": "interventions.grid:DepthGridResult", "replay": "probes.replay:ReplayResult", "hops": "decoders.hops:HopsResult",
           "outcomes": "decoders.outcomes:OutcomesResult"}
 _MANIFEST = "manifest.json"
+_FACTS = ("depth", "start_state", "seed", "model", "task", "prompts", "new_tokens", "rounds")  # without which nothing can be replayed
 
 
 class Findings:
@@ -105,7 +107,8 @@ class Findings:
         name, start = name_of(core, model_name), start_label(core, start_state)
         own: dict[str, Any] = {"depth": depth, "start_state": start_state, "seed": seed}
         common = {**own, "task": task, "model_name": name, "progress": False}
-        meta = {**own, "model": name, "task": task, "start": start, "prompts": ids, "new_tokens": new_tokens, "rounds": rounds}
+        meta = {**own, "model": name, "task": task, "start": start, "prompts": ids, "new_tokens": new_tokens, "rounds": rounds,
+                "injects": core.config.injects, "weights": weights_hash(core)}
         tables: dict[str, Result] = {}
         if not core.why_not_lossless:
             tables["replay"] = replay(core, ids, new_tokens, **common)
@@ -165,10 +168,16 @@ class Findings:
     def load(cls, folder: str | os.PathLike, model: Any = None) -> Findings:
         """Read what `save` wrote. model: the same model, to replay further decoders with.
 
-        Raises RunFolderError for a folder that is incomplete, broken, or of another kind.
+        Raises RunFolderError for a folder that is incomplete, broken, or of another kind, and SettingError for a model of other weights
+        (findings that were saved before weights were noted are taken on trust).
         """
         folder = Path(folder)
         facts = _read_manifest(folder)
+        noted = facts["findings"].get("weights")
+        if model is not None and noted is not None and (own := weights_hash(core_of(model))) != noted:
+            name = facts["findings"]["model"]
+            raise SettingError(f"{folder} holds findings of {name} with weights {noted}, the model given has weights {own}: give "
+                               "the same model in the same dtype, no model to read what was replayed, or collect findings of this one")
         tables = {}
         for kind in facts["tables"]:
             module, name = _KINDS[kind].split(":")
@@ -200,8 +209,14 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise RunFolderError(f"{folder} does not hold complete findings: {_MANIFEST} cannot be read ({error}); "
                              "give the folder that Findings.save wrote") from error
-    unknown = [kind for kind in facts.get("tables", []) if kind not in _KINDS] if isinstance(facts, dict) else []
-    if not isinstance(facts, dict) or not isinstance(facts.get("findings"), dict) or unknown:
-        raise RunFolderError(f"{folder} holds something else than findings: {_MANIFEST} "
-                             + (f"names the tables {', '.join(unknown)}" if unknown else "has no findings in it"))
-    return facts
+    if not isinstance(facts, dict) or not isinstance(facts.get("findings"), dict):
+        wrong = "has no findings in it"
+    elif not isinstance(named := facts.get("tables"), list):
+        wrong = f"should have a list of tables, found {type(named).__name__}"
+    elif unknown := [str(kind) for kind in named if not isinstance(kind, str) or kind not in _KINDS]:
+        wrong = f"names the tables {', '.join(unknown)}"
+    elif missing := [name for name in _FACTS if name not in facts["findings"]]:
+        wrong = f"does not say {', '.join(missing)}"
+    else:
+        return facts
+    raise RunFolderError(f"{folder} holds something else than findings: {_MANIFEST} {wrong}; give the folder that Findings.save wrote")

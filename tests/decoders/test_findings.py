@@ -100,3 +100,33 @@ def test_a_folder_that_is_not_findings_is_refused(found, tmp_path):
     (folder / "manifest.json").unlink()  # as a save that was broken off leaves it
     with pytest.raises(RunFolderError, match="complete"):
         Findings.load(folder)
+
+
+def test_another_model_is_refused(core, found, tmp_path):
+    folder = found.save(tmp_path)
+    other = make_random_core("huginn", gain=0.2, seed=2, n_core=1, vocab_size=48, depth=5)
+    with pytest.raises(SettingError, match="findings of m with weights [0-9a-f]{16}, the model given has weights [0-9a-f]{16}: give"):
+        Findings.load(folder, other)
+    facts = json.loads((folder / "manifest.json").read_text())
+    del facts["findings"]["weights"]  # as findings that were saved before
+    (folder / "manifest.json").write_text(json.dumps(facts))
+    assert Findings.load(folder, other).outcome(0, Wavefront(3)) is not None
+
+
+@pytest.mark.parametrize("tables, message", [([["replay"]], r"names the tables \['replay'\]"), ([5], "names the tables 5"),
+                                             (None, "should have a list of tables, found NoneType"), ({"replay": 1}, "found dict")])
+def test_a_manifest_with_other_things_for_tables_is_refused(found, tmp_path, tables, message):
+    folder = found.save(tmp_path)
+    facts = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(facts | {"tables": tables}))
+    with pytest.raises(RunFolderError, match=message):
+        Findings.load(folder)
+
+
+def test_a_manifest_without_what_a_replay_needs_is_refused(core, found, tmp_path):
+    folder = found.save(tmp_path)
+    facts = json.loads((folder / "manifest.json").read_text())
+    del facts["findings"]["prompts"]
+    (folder / "manifest.json").write_text(json.dumps(facts))
+    with pytest.raises(RunFolderError, match="does not say prompts"):
+        Findings.load(folder, core)
