@@ -21,6 +21,7 @@ _LAZY = {
     "DraftThenVerify": "decoders.draft_then_verify",
     "Generation": "decoders.generation",
     "LoopSpec": "decoders.loopspec",
+    "Plan": "decoders.plan",
     "PromptLookup": "decoders.prompt_lookup",
     "Sampling": "decoders.sampling",
     "Seconds": "decoders.generation",
@@ -37,13 +38,13 @@ if TYPE_CHECKING:
     from decoders.findings import Findings
     from decoders.generation import BatchGeneration, Calls, Generation, Seconds
     from decoders.loopspec import LoopSpec
-    from decoders.plan import plan
+    from decoders.plan import Plan, plan
     from decoders.prompt_lookup import PromptLookup
     from decoders.sampling import Sampling
     from decoders.streaming import Stream
     from decoders.wavefront import Wavefront
 
 __all__ = ["Autoregressive", "BatchGeneration", "Calls", "DASWave", "Decoder", "DraftThenVerify", "Findings", "Generation",
-           "LoopSpec", "PromptLookup", "Sampling", "Seconds", "Stream", "Wavefront", "plan"]
+           "LoopSpec", "Plan", "PromptLookup", "Sampling", "Seconds", "Stream", "Wavefront", "plan"]
 
 __getattr__, __dir__ = lazy(__name__, _LAZY)

@@ -65,12 +65,23 @@ class Agreements:
             self._known[key] = self._between(policy, depth, lag)
         return self._known[key]
 
+    def positions(self, policy: str, depth: int, lag: int) -> int:
+        """How many positions `agreement` is a mean over, of all prompts; where it lies between two lags, of the one with fewer."""
+        lags = self._cells.get((policy, depth), {})
+        if not lags:
+            return sum(int(n) for _, _, n in self._lens.get(depth, [])) if policy == "aligned" else 0
+        return min(sum(int(n) for _, _, n in lags[at]) for at in self._around(lags, lag))
+
+    @staticmethod
+    def _around(lags: Mapping[int, Any], lag: int) -> tuple[int, int]:
+        """The measured lags on both sides of this one; beyond the last, that one."""
+        return max((n for n in lags if n <= lag), default=min(lags)), min((n for n in lags if n >= lag), default=max(lags))
+
     def _between(self, policy: str, depth: int, lag: int) -> float | None:
         lags = self._cells.get((policy, depth), {})
         if not lags:
             return self._mean(self._lens.get(depth, [])) if policy == "aligned" else None
-        below = max((n for n in lags if n <= lag), default=min(lags))
-        above = min((n for n in lags if n >= lag), default=max(lags))
+        below, above = self._around(lags, lag)
         low, high = self._mean(lags[below]), self._mean(lags[above])
         if low is None or high is None or below == above:
             return low

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,20 @@ if TYPE_CHECKING:
 
     from probes.replay import ReplayResult
 
+ROUGH = 0.25  # scatter of call times above which seconds are called rough
 _DEEP = {"deep_v": "deep V", "deep_k": "deep K", "deep_kv": "deep K/V"}
 
 
 def evidence(best: Decoder, rivals: Sequence[str], predicted: Mapping[str, Prediction], found: Agreements, depth: int,
-             played: Mapping[str, Played], replay: ReplayResult | None, convergence: pd.DataFrame | None, label: str) -> str:
-    """The sentence. convergence: that table, for what a winner that reads deeper stands on; label: what the plan is called."""
+             played: Mapping[str, Played], replay: ReplayResult | None, convergence: pd.DataFrame | None, label: str,
+             speedup: tuple[float, float] = (math.nan, math.nan), scatter: float = 0.0) -> str:
+    """The sentence. convergence: that table, for what a winner that reads deeper stands on; label: what the plan is called.
+
+    speedup: its 95 % interval (nan: none); scatter: by how much call times differed from round to round (Calibration.scatter).
+    """
+    rough = ""
+    if scatter > ROUGH:
+        rough = f"; call times scattered by {100 * scatter:.0f} % while they were measured, so seconds are rough"
     p, ar = predicted[best.label], predicted["AR"]
     against = next((label for label in rivals if label != "AR"), None)
     if isinstance(best, Autoregressive):
@@ -29,14 +38,15 @@ def evidence(best: Decoder, rivals: Sequence[str], predicted: Mapping[str, Predi
         if against:
             reason = (f"the best other, {against}, would need {predicted[against].calls_per_token:.2f} block calls per token instead of "
                       f"{depth}, but ones that cost more than they save")
-        return f"The {label} is AR: {reason}."
+        return f"The {label} is AR: {reason}{rough}."
     d = getattr(best, "draft_depth", getattr(best, "updates", 1))
     policy = getattr(best, "read", "aligned")
     right = found.agreement(policy, d, 1)
     how = f"{p.accepted:.1f} drafts are accepted per check"
     if right is not None:
+        n = found.positions(policy, d, 1)
         how = (f"a draft after {d} of {depth} recurrences ({policy.replace('_', ' ')} reads) already names the full-depth token "
-               f"{right:.0%} of the time")
+               f"at {right:.0%} of {n} position{'' if n == 1 else 's'}")
     settled = settle_depth(replay) if replay is not None and getattr(best, "redraft", None) is not None else None
     if settled is not None:
         how += f", and one that is read again as it deepens is final after {settled:.1f} on average"
@@ -52,8 +62,10 @@ def evidence(best: Decoder, rivals: Sequence[str], predicted: Mapping[str, Predi
     if against:
         calls = predicted[against].calls_per_token
         text += f" ({against} would need {calls:.2f}{', but dearer ones' if calls < p.calls_per_token else ''})"
-    speedup = ar.seconds_per_token / p.seconds_per_token
-    return f"{text}; by the call times of this machine that is {speedup:.1f}x the speed of AR."
+    low, high = speedup
+    between = "" if math.isnan(low) else f" (95 % interval {low:.2f} to {high:.2f})"
+    times = ar.seconds_per_token / p.seconds_per_token
+    return f"{text}; by the call times of this machine that is {times:.2f}x the speed of AR{between}{rough}."
 
 
 def channels(policy: str, d: int, found: Agreements, convergence: pd.DataFrame | None) -> str:
@@ -64,14 +76,21 @@ def channels(policy: str, d: int, found: Agreements, convergence: pd.DataFrame |
     aligned, deep = found.agreement("aligned", d, 1), found.agreement(policy, d, 1)
     if policy == "aligned" or aligned is None or deep is None:
         return ""
-    name, verb = _DEEP[policy], "lifts" if deep > aligned else "does not lift"
-    text = f"{name} {verb} agreement from {_share(aligned)} to {_share(deep)}"
-    others = [(other, a) for other in _DEEP if other != policy and (a := found.agreement(other, d, 1)) is not None]
-    if others:
-        text += ", " + " and ".join(f"{_DEEP[other]} to {_share(a)}" for other, a in others)
+    name, before, after = _DEEP[policy], _share(aligned), _share(deep)
+    others = [(_DEEP[other], _share(a)) for other in _DEEP if other != policy and (a := found.agreement(other, d, 1)) is not None]
+    if {after, *(share for _, share in others)} == {before}:
+        text = f"agreement is {before} whichever is read"
+    elif after == before:
+        text = f"{name} leaves agreement at {before}"
+    elif deep > aligned:
+        text = f"{name} lifts agreement from {before} to {after}"
+    else:
+        text = f"{name} does not lift agreement, which falls from {before} to {after}"
+    if others and "whichever" not in text:
+        text += ", " + " and ".join(f"{other} {'takes it ' if after == before else ''}to {share}" for other, share in others)
     cosines = _cosines(convergence, d)
     if cosines:
-        text = f"V at depth {d} is {_share(cosines['v'])} cosine from mature, K {_share(cosines['k'])}: {text}"
+        text = f"V at depth {d} has cosine {_share(cosines['v'])} to mature, K {_share(cosines['k'])}: {text}"
     return text
 
 

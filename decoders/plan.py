@@ -29,6 +29,7 @@ from decoders.loopspec import LoopSpec
 from decoders.named import decoder as by_label
 from decoders.predict import Prediction, predict, schedules, why_not
 from decoders.priced import MEASURES, Played, intervals
+from loopscope.errors import SettingError
 from loopscope.records import Result
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from probes.replay import ReplayResult
 
 LABEL = "first plan"
+_SHOWN = 8  # rows of a printed plan
 _NEAR = 1.25  # drafted along the text if the estimate is no slower than this many times the best that was replayed
 _REFINING = 0.35  # seconds of drafting along the texts, per second of decoding them autoregressively, both as calibrated
 
@@ -80,6 +82,20 @@ class Plan(Result):
         """Decoders that were to be compared and of which no number could be given: label -> why."""
         return self.meta["left_out"]
 
+    def __repr__(self) -> str:
+        return f"Plan of {self.meta['model'] or 'a model'}: {self.meta['best']}, picked from {len(self.frame)} schedules"
+
+    def __str__(self) -> str:
+        """The evidence, then the fastest schedules, a line each: calls per token, speedup over AR with its 95 % interval, and its basis."""
+        width = max((len(label) for label in self.frame["decoder"].head(_SHOWN)), default=7)
+        lines = [self.evidence, "", f"{'decoder':{width}}  calls per token  speedup over AR [95 %]  basis"]
+        for row in self.frame.head(_SHOWN).to_dict("records"):
+            interval = "" if row["low"] != row["low"] else f" [{row['low']:.2f}, {row['high']:.2f}]"
+            basis = row["basis"] if row["basis"] != "predicted" else "exact" if row.get("exact_calls") is True else "estimated"
+            lines.append(f"{row['decoder']:{width}}  {row['calls_per_token']:15.2f}  {row['time_speedup']:.2f}x{interval:16}  {basis}")
+        rest = len(self.frame) - _SHOWN
+        return "\n".join([*lines, *([f"and {rest} more: plan.frame"] if rest > 0 else [])])
+
     def shortlist(self, per_kind: int = 3, labels: Sequence[str] = ()) -> Plan:
         """This plan with the best few schedules of every kind of decoder only, and those named: what a figure can show."""
         kinds = self.frame["decoder"].map(lambda label: type(by_label(label)).__name__)
@@ -108,10 +124,17 @@ def plan(findings: Findings | Mapping[str, Any], calibration: Calibration, *, de
     calibration: what calls cost on this machine. decoders: what to compare; default: AR and a few settings of every decoder that the
     model can run, of which those far behind are not replayed. task, start: which rows of the tables.
 
-    Raises SettingError where the tables have no rows.
+    Raises SettingError where the tables have no rows, what is given is something else, or findings and calibration are of models that
+    differ in T or in injection.
     """
     tables = getattr(findings, "tables", findings)
+    if not isinstance(tables, Mapping):
+        raise SettingError(f"a plan is made of findings, got {type(findings).__name__}: first Findings.collect(model, prompts), then "
+                           "plan(findings, calibrate(model))")
+    if not hasattr(calibration, "medians"):
+        raise SettingError(f"a plan needs a calibration, got {type(calibration).__name__}: give plan(findings, calibrate(model))")
     replay = tables.get("replay")
+    _check_same_model(findings, tables, calibration)
     drafting: Any = findings if hasattr(findings, "outcome") else None
     return rank(tables, calibration, replay=replay if hasattr(replay, "prompts") else None, refinements=drafting, task=task, start=start,
                 decoders=decoders, seed=seed, screen=decoders is None)
@@ -184,9 +207,22 @@ def rank(findings: Mapping[str, Any] | Agreements, calibration: Calibration, *, 
     kinds.remove(sure[0])
     kinds.insert(0, sure[0])
     rivals = [label for label in kinds[1:] if label != "AR"] + (["AR"] if kinds[0] != "AR" else [])
-    said = evidence(compared[kinds[0]], rivals, predicted, found, depth, played, replay, _settling(findings, task, start), LABEL)
+    said = evidence(compared[kinds[0]], rivals, predicted, found, depth, played, replay, _settling(findings, task, start), LABEL,
+                    bounds[kinds[0]]["speedup"], calibration.scatter)
     return Plan(frame, {"label": LABEL, "model": model, "task": task or "", "start": start, "depth": depth, "best": kinds[0],
                         "rivals": rivals, "evidence": said, "left_out": reasons})
+
+
+def _check_same_model(findings: Any, tables: Mapping[str, Any], calibration: Calibration) -> None:
+    """T and injection, where both sides say them: a plan from one model's agreements and another's prices is of neither."""
+    known = [getattr(of, "meta", None) or {} for of in (findings, tables.get("replay"), tables.get("depth_lens"))]
+    for name, say in (("depth", lambda x: f"T = {x}"), ("injects", lambda x: f"{'an' if x else 'no'} injected embedding")):
+        own, other = next((meta[name] for meta in known if meta.get(name) is not None), None), calibration.meta.get(name)
+        if own is not None and other is not None and own != other:
+            probed = known[0].get("model", "a model")
+            measured = calibration.frame["model"].iloc[0] if len(calibration.frame) else "a model"
+            raise SettingError(f"the findings are of {probed} with {say(own)}, the calibration is of {measured} with {say(other)}: "
+                               "calibrate the model that the findings are of, and collect findings at the T that it decodes at")
 
 
 class _Books:

@@ -149,3 +149,17 @@ def test_a_readout_between_one_row_and_two_is_priced_between_them(timing):
     share = 1.125 * 3 / 2 - 1  # of two full lanes 1.125 are read at once
     assert readout(3) == pytest.approx((1 - share) * 2.0 + share * 5.0)
     assert readout(4) == pytest.approx(3.0 + 1.125 * 4 / 2)
+
+
+def test_scatter_is_the_relative_quartile_range_of_the_median_cell():
+    assert swept({("recur", "chain", 64, 1): [2.0], ("host", "tick", 64, 1): [0.0]}).scatter == 0
+    table = swept({("recur", "chain", 64, 1): [8.0, 9.0, 10.0, 11.0, 12.0], ("recur", "chain", 64, 2): [1.0] * 5,
+                   ("recur", "chain", 64, 4): [20.0, 30.0, 40.0, 50.0, 60.0], ("readout", "chain", 64, 1): [5.0],
+                   ("host", "tick", 64, 1): [0.0] * 5})
+    assert table.scatter == pytest.approx(0.2), "of 0, 0.2 and 0.5; once measured, or of no time, is left out"
+
+
+def test_a_calibration_prints_as_one_line():
+    table = swept({("recur", "chain", 64, n): [s * n, 1.2 * s * n, 1.4 * s * n] for n, s in ((1, 0.001), (8, 0.002))})
+    assert str(table) == repr(table) == "Calibration of m: 2 cells, scatter 17%; a block call: 1 row 1.2 ms; 8 rows 19.2 ms"
+    assert str(swept({("recur", "chain", 64, 1): [1.0]})).endswith("a block call: 1 row 1000 ms")

@@ -1,9 +1,10 @@
 import pandas as pd
 import pytest
 
-from decoders import DASWave, DraftThenVerify, LoopSpec, Wavefront, plan
+from decoders import DASWave, DraftThenVerify, LoopSpec, Plan, Wavefront, plan
 from decoders.bench import bench
-from decoders.plan import Plan, rank
+from decoders.calibrate import Calibration, calibrate
+from decoders.plan import rank
 from decoders.replay_counts import Outcome
 from loopscope.errors import SettingError
 
@@ -25,8 +26,8 @@ def test_swapping_two_agreements_changes_the_winner(timing):
     early, carried = (rank({"prefix_channels": channels(t)}, timing(), depth=16) for t in (EARLY, CARRIED))
     assert isinstance(early.best, Wavefront) and early.best.draft_depth == 1
     assert isinstance(carried.best, DASWave)
-    assert "aligned" in early.evidence and "95%" in early.evidence
-    assert "deep kv" in carried.evidence and "95%" in carried.evidence
+    assert "aligned" in early.evidence and "95% of 400 positions" in early.evidence
+    assert "deep kv" in carried.evidence and "95% of 400 positions" in carried.evidence
 
 
 def test_costs_change_the_winner_too(timing):
@@ -131,7 +132,7 @@ def test_the_evidence_of_a_deep_read_names_its_channels(timing):
     tables = {"prefix_channels": channels(read), "convergence": settling(0.57, 0.84)}
     deep = plan(tables, timing(), decoders=[DraftThenVerify(1, 4, "deep_v"), DraftThenVerify(1, 4)])
     assert deep.best.read == "deep_v"
-    said = "V at depth 1 is .57 cosine from mature, K .84: deep V lifts agreement from .47 to .67, deep K to .52 and deep K/V to .50"
+    said = "V at depth 1 has cosine .57 to mature, K .84: deep V lifts agreement from .47 to .67, deep K to .52 and deep K/V to .50"
     assert said in deep.evidence
     aligned = plan(tables, timing(), decoders=[DraftThenVerify(1, 4)])
     assert "cosine" not in aligned.evidence, "channels say nothing about a draft that reads at its own depth"
@@ -154,7 +155,6 @@ def test_what_cannot_be_predicted_has_no_row_but_a_reason(timing):
 
 
 def test_loopspec_is_planned_where_its_calls_have_a_price(random_core, timing):
-    from decoders.calibrate import Calibration
     from decoders.replay import replay
 
     core = random_core("ouro", gain=0.3, depth=5, n_core=1, vocab_size=48)
@@ -197,8 +197,6 @@ def test_screening_drafts_the_near_ones_only_and_always_what_is_picked(random_co
 
 
 def test_calls_accepts_and_call_times_have_intervals(timing):
-    from decoders.calibrate import Calibration
-
     frame = channels(EARLY)
     frame.loc[frame.prompt == 0, "agreement"] -= 0.3
     steady = timing().frame
@@ -212,3 +210,103 @@ def test_calls_accepts_and_call_times_have_intervals(timing):
         assert row.low < row.time_speedup < row.high
     alone = rank({"prefix_channels": frame[frame.prompt == 1]}, timing(), depth=16).frame
     assert alone[["low", "high", "calls_low", "accepted_high", "per_call_low"]].isna().all(axis=None)
+
+
+def noisy(timing, share: float) -> Calibration:
+    """Rounds whose interquartile range is `share` of their median, every cell alike."""
+    frame = timing().frame
+    factors = (1 - share, 1 - share / 2, 1.0, 1 + share / 2, 1 + share)
+    return Calibration(pd.concat([frame.assign(seconds=frame.seconds * f, repeat=i) for i, f in enumerate(factors)]),
+                       {"depth": 32, "injects": True})
+
+
+def test_findings_and_calibration_of_different_models_are_refused(random_core):
+    from decoders import Findings
+
+    huginn = random_core("huginn", gain=0.2, depth=5, n_core=1, vocab_size=48)
+    found = Findings.collect(huginn, [[1, 2, 3], [4, 5, 6]], new_tokens=4, max_positions=2, nulls=("none",), rounds=2, model_name="h",
+                             progress=False)
+    deeper = calibrate(random_core("ouro", depth=3), prefix_length=8, rows=(1, 2), repeats=1, host=False, model_name="o")
+    with pytest.raises(SettingError, match="h with T = 5, the calibration is of o with T = 3: calibrate the model that"):
+        plan(found, deeper)
+    for alone in ({"replay": found.tables["replay"], "depth_lens": found.tables["depth_lens"].frame},
+                  {"depth_lens": found.tables["depth_lens"]}):
+        with pytest.raises(SettingError, match="T = 5, .*T = 3"):
+            plan(alone, deeper)
+    bare = calibrate(random_core("ouro", depth=5), prefix_length=8, rows=(1, 2), repeats=1, host=False, model_name="o")
+    with pytest.raises(SettingError, match="h with an injected embedding, the calibration is of o with no injected embedding"):
+        plan(found, bare)
+    own = calibrate(huginn, prefix_length=8, rows=(1, 2), repeats=1, host=False)
+    assert plan(found, own, decoders=[Wavefront(1)]).best.label in {"AR", "WFD d=1"}
+
+
+def test_what_is_no_findings_or_no_calibration_is_said(random_core, timing):
+    core = random_core("huginn")
+    with pytest.raises(SettingError, match="first Findings.collect"):
+        plan(core, timing())
+    with pytest.raises(SettingError, match="needs a calibration.*calibrate\\(model\\)"):
+        plan({"prefix_channels": channels(EARLY)}, core)
+
+
+def test_a_plan_prints_its_evidence_and_its_first_rows(random_core, timing, tmp_path):
+    from decoders.replay import replay
+
+    core = random_core("huginn", gain=0.3, depth=6, vocab_size=48)
+    table = replay(core, [[1, 2, 3], [4, 5, 6, 7]], 24, progress=False)
+    made = plan({"prefix_channels": channels({k: v for k, v in EARLY.items() if k[0] == "aligned"}), "replay": table},
+                timing(per_row=0.05, depth=6))
+    estimated = plan({"prefix_channels": channels(EARLY)}, timing(per_row=0.05, depth=6))
+    made.save(tmp_path)
+    for own, basis in ((made, "exact"), (Plan.load(tmp_path), "exact"), (estimated, "estimated")):
+        lines = str(own).splitlines()
+        assert lines[0] == own.evidence and "calls per token" in lines[2]
+        first, cells = own.frame.iloc[0], lines[3].split()
+        assert lines[3].startswith(first.decoder) and cells[-1] == basis and f"{first.calls_per_token:.2f}" in cells
+        assert f"{first.time_speedup:.2f}x [{first.low:.2f}, {first.high:.2f}]" in lines[3]
+        assert len(lines) == 3 + 8 + 1 and f"and {len(own.frame) - 8} more" in lines[-1]
+        assert repr(own).count("\n") == 0 and own.best.label in repr(own)
+
+
+def test_a_plan_without_intervals_prints_none(timing):
+    alone = plan({"prefix_channels": channels(EARLY, prompts=1)}, timing(), decoders=[Wavefront(1)])
+    assert "nan" not in str(alone) and "interval" not in alone.evidence and "more: " not in str(alone)
+    assert "95% of 100 positions" in alone.evidence
+
+
+def test_the_evidence_gives_the_interval_of_its_speedup(timing):
+    frame = channels(EARLY)
+    frame.loc[frame.prompt == 0, "agreement"] -= 0.3
+    made = plan({"prefix_channels": frame}, timing(), decoders=[Wavefront(1)])
+    first = made.frame.iloc[0]
+    assert first.low < first.high
+    assert made.evidence.endswith(f"{first.time_speedup:.2f}x the speed of AR (95 % interval {first.low:.2f} to {first.high:.2f}).")
+
+
+def test_the_evidence_says_when_call_times_scattered(timing):
+    tables = {"prefix_channels": channels(EARLY)}
+    quiet, rough = (plan(tables, noisy(timing, share), decoders=[Wavefront(1)]).evidence for share in (0.2, 0.4))
+    assert "rough" not in quiet and rough.endswith("; call times scattered by 40 % while they were measured, so seconds are rough.")
+    dear = noisy(timing, 0.4)
+    dear = Calibration(dear.frame.assign(seconds=dear.frame.seconds * dear.frame["rows"] ** 2), dear.meta)
+    alone = plan(tables, dear, decoders=[Wavefront(1)])
+    assert alone.best.label == "AR" and alone.evidence.endswith("so seconds are rough.")
+
+
+@pytest.mark.parametrize("v, k, kv, said", [
+    (0.99, 0.99, 0.99, ": agreement is .99 whichever is read)"),
+    (0.99, 0.95, 0.99, ": deep V leaves agreement at .99, deep K takes it to .95 and deep K/V takes it to .99)"),
+    (0.97, 0.95, 0.96, ": deep V does not lift agreement, which falls from .99 to .97, deep K to .95 and deep K/V to .96)")])
+def test_channels_that_lift_nothing_are_not_said_to(timing, v, k, kv, said):
+    read = {("aligned", 1): 0.99, ("deep_v", 1): v, ("deep_k", 1): k, ("deep_kv", 1): kv}
+    tables = {"prefix_channels": channels(read), "convergence": settling(0.57, 0.84)}
+    assert said in plan(tables, timing(), decoders=[DraftThenVerify(1, 4, "deep_v")]).evidence
+
+
+def test_positions_are_those_of_the_cell_that_is_read():
+    from decoders.agreements import Agreements
+
+    few = channels({("aligned", 1): 0.5}, lags=(1,)).assign(n_positions=7)
+    many = channels({("aligned", 1): 0.5}, lags=(8,)).assign(n_positions=9)
+    found = Agreements({"prefix_channels": pd.concat([few, many])})
+    assert [found.positions("aligned", 1, lag) for lag in (1, 4, 8, 20)] == [28, 28, 36, 36]
+    assert found.positions("deep_v", 1, 1) == 0
