@@ -7,8 +7,10 @@ least number that is ever run (LEAST_ROWS; fewer are padded, which the kernel is
 
 The packed matrix takes the place of the plain one: a model is never held twice. `core.make_cache`, so everything that decodes, packs
 what can be packed, and whoever then looks at a parameter (attribute, state_dict, saving, .to, training) gets the plain matrix back,
-bit for bit, before he sees it; the next cache packs it again. A parameter that anybody else holds is not packed. So there are never two
-versions that could differ, and no caller knows.
+bit for bit, before he sees it; the next cache packs it again. A parameter is not packed while anybody else holds it, nor where its
+memory is not torch's own (an array's, a mapped file's; so, too, once .numpy() has shown it to one): edits made there would be missed.
+So there are never two versions that could differ, and threads see one or the other. What a caller can notice: a parameter that was
+packed comes back as a new object. Attributes set on the old one, its id() and weak references to it are gone.
 
 Packed is: float32, and bfloat16 where the CPU multiplies it; no gradient wanted; at least LEAST_SIZE numbers, below which the
 call's own overhead is more than what it saves. Each kind and shape is first compared with F.linear. All else runs F.linear.
@@ -17,6 +19,8 @@ call's own overhead is more than what it saves. Each kind and shape is first com
 from __future__ import annotations
 
 import math
+import sys
+import threading
 import weakref
 from collections.abc import Iterator, MutableMapping
 from typing import Any, cast
@@ -29,6 +33,7 @@ LEAST_SIZE = 2**18  # numbers in a matrix; measured with one and two threads: 51
 LEAST_ROWS = 4
 
 _checked: dict[tuple[torch.dtype, torch.Size], bool] = {}
+_lock = threading.RLock()  # held while a matrix changes its form; readers take it only when they meet an _Away
 
 
 def product(x: Tensor, packed: Tensor) -> Tensor:
@@ -82,21 +87,27 @@ def _agrees(weight: Tensor, packed: Tensor) -> bool:
     return True
 
 
+def _owned(weight: Tensor) -> bool:
+    """Whether torch itself owns the memory and no other tensor is on it."""
+    storage = weight.untyped_storage()
+    # Two counts are the tensor's own and that of the object made here. A view, an array or .data would be one more.
+    return storage.resizable() and not storage.is_shared() and torch._C._storage_Use_Count(storage._cdata) <= 2
+
+
 class _Away(MutableMapping):
     """What stands in a module's `_parameters` while its matrix is packed: a look brings the matrix back first."""
 
-    def __init__(self, module: Packable) -> None:
-        self._module = weakref.ref(module)
+    def __init__(self, module: Packable, plain: dict[str, Any]) -> None:
+        self._module, self._plain = weakref.ref(module), plain
 
     def _back(self) -> dict[str, Any]:
         module = self._module()
         assert module is not None
         module.unpack()
-        return module._parameters
+        return self._plain  # whoever has it keeps its matrix from being packed again: see _pack
 
     def __contains__(self, name: object) -> bool:  # asked for every attribute that a module lacks, so it is no look
-        module = self._module()
-        return module is not None and name in (module._plain or ())
+        return name in self._plain
 
     def __getitem__(self, name: str) -> Any:
         return self._back()[name]
@@ -124,47 +135,59 @@ class Packable(nn.Module):
 
     def pack(self) -> bool:
         """Pack the matrix, if it can be and nobody else holds it; whether it is packed now."""
-        if self._packed is not None:
-            return True
-        plain, weight = self._parameters, self._parameters["weight"]
-        if weight is None or not _fits(weight):
-            return False
-        # Two counts are the tensor's own and that of the object made here. A view, an array or .data would be one more.
-        storage = weight.untyped_storage()
-        if storage.is_shared() or torch._C._storage_Use_Count(storage._cdata) > 2:
+        with _lock, torch.inference_mode(False), torch.no_grad():
+            return self._packed is not None or self._pack()
+
+    def _pack(self) -> bool:
+        plain, packed = self._parameters, None
+        alone: dict[str, Any] = {}
+        weight = plain.get("weight")  # a pruned or parametrised layer has none: it makes its weight from others
+        if weight is None or not _fits(weight) or not _owned(weight):
             return False
         kept, holder = weight.detach(), weakref.ref(weight)
-        plain["weight"] = weight = None
-        if (own := holder()) is not None:  # somebody has the parameter itself
-            plain["weight"] = own
-            return False
-        with torch.inference_mode(False), torch.no_grad():
-            packed = pack(kept)
-            if packed is None or self.keeps:
-                plain["weight"] = nn.Parameter(kept, requires_grad=False)
-        if packed is not None:
-            self.__dict__.update(_packed=packed, _plain=plain, _parameters=_Away(self))
+        # From here on whoever looks waits for the lock; whoever looked before has the dictionary or the parameter, and is counted.
+        self.__dict__["_parameters"] = _Away(self, plain)
+        try:
+            if sys.getrefcount(plain) == sys.getrefcount(alone) + 1:  # held by this frame, as the other is, and by the _Away
+                plain["weight"] = weight = None
+                if _owned(kept):  # asked again: a thread may have taken the parameter, or a view of it, since
+                    packed = pack(kept)
+        finally:
+            if plain["weight"] is None and (packed is None or self.keeps):
+                own = holder()
+                plain["weight"] = nn.Parameter(kept, requires_grad=False) if own is None else own
+            if packed is None:
+                self.__dict__["_parameters"] = plain
+            else:
+                self.__dict__["_plain"] = plain
+                self.__dict__["_packed"] = packed
         return packed is not None
 
     def unpack(self) -> None:
         """Bring the plain matrix back, bit for bit, and let go of the packed one."""
-        if self._packed is None or self._plain is None:
-            return
-        if not self.keeps:
-            with torch.inference_mode(False), torch.no_grad():
-                self._plain["weight"] = nn.Parameter(self._packed.to_dense(), requires_grad=False)
-        self.__dict__.update(_packed=None, _plain=None, _parameters=self._plain)
+        with _lock:
+            if self._packed is None or self._plain is None:
+                return
+            plain = self._plain
+            if not self.keeps:
+                with torch.inference_mode(False), torch.no_grad():
+                    plain["weight"] = nn.Parameter(self._packed.to_dense(), requires_grad=False)
+            # In this order: once the plain matrix can be seen, and so edited, no product may take the packed one.
+            self.__dict__["_packed"] = None
+            self.__dict__["_parameters"] = plain
+            self.__dict__["_plain"] = None
 
     def times(self, x: Tensor) -> Tensor:
         """x [.., n] -> x weight^T, [.., m]."""
-        packed = self._packed
+        packed = self._packed  # read once: another thread may bring the matrix back meanwhile
         if packed is None or (x.requires_grad and torch.is_grad_enabled()):
             return F.linear(x, self.weight)
         return product(x, packed)
 
     def __getstate__(self) -> dict[str, Any]:  # what copies and pickles take
-        self.unpack()
-        return self.__dict__.copy()
+        with _lock:
+            self.unpack()
+            return super().__getstate__() | {"_parameters": self._parameters.copy()}  # copy.copy would have both layers pack one dictionary
 
 
 class Linear(Packable, nn.Linear):  # type: ignore[misc]  # nn.Linear declares its weight as well
@@ -183,7 +206,8 @@ class Embedding(Packable, nn.Embedding):  # type: ignore[misc]
 
     def plain(self) -> Tensor:
         """The plain matrix, for reading: unlike `weight` this does not bring it back."""
-        return cast(Tensor, (self._plain or self._parameters)["weight"])
+        plain = self._plain
+        return self.weight if plain is None else cast(Tensor, plain["weight"])
 
     def forward(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.plain())

@@ -2,16 +2,22 @@
 
 import copy
 import pickle
+import sys
+import threading
+import time
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.utils import parametrizations, prune
+from torch.nn.utils.parametrize import register_parametrization
 
 import loopscope
 from decoders import Autoregressive, Wavefront
 from loopscope.models import packing
 from loopscope.models.layers import rms_norm
-from loopscope.models.packing import LEAST_SIZE, Embedding, Linear, Packable, product
+from loopscope.models.packing import LEAST_SIZE, Embedding, Linear, Packable, _Away, product
 from loopscope.random_models import make_random_core
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN: nothing is packed")
@@ -137,10 +143,197 @@ def test_a_parameter_that_somebody_holds_is_not_packed(hold):
     layer = linear()
     held = hold(layer.weight)
     assert not layer.pack()
+    assert not isinstance(held, torch.nn.Parameter) or layer.weight is held
     held[...] = 0
     assert not layer(torch.randn(1, 4, 768))[..., 0].any()
+    array = isinstance(held, np.ndarray)
+    del held
+    assert layer.pack() is not array  # torch cannot tell whether an array that it once gave away is still there
+
+
+def memory_of_others(array, how, layer, folder):
+    """The layer's weight on memory that torch did not allocate; what edits it."""
+    if how == "memmap":
+        array = np.memmap(folder / "w", dtype="f4", mode="w+", shape=array.shape)
+    tensor = {"frombuffer": lambda: torch.frombuffer(array.data, dtype=torch.float32).view(array.shape),
+              "dlpack": lambda: torch.from_dlpack(array)}.get(how, lambda: torch.from_numpy(array))()
+    if how == "assigned":
+        layer.load_state_dict({"weight": tensor}, assign=True)
+        layer.requires_grad_(False)
+    elif how == "data":
+        layer.weight.data = tensor
+    else:
+        layer.weight = torch.nn.Parameter(tensor, requires_grad=False)
+    return array
+
+
+@pytest.mark.parametrize("how", ["from_numpy", "memmap", "frombuffer", "dlpack", "assigned", "data"])
+def test_memory_that_is_not_torchs_own_is_not_packed(how, tmp_path):
+    layer = linear()
+    array = memory_of_others(np.zeros((512, 768), "f4"), how, layer, tmp_path)
+    assert not layer.pack()
+    array[...] = 1
+    x = torch.randn(1, 4, 768)
+    torch.testing.assert_close(layer(x), x.sum(-1, keepdim=True).expand(1, 4, 512), atol=1e-3, rtol=1e-4)
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["plain", "packed"])
+@pytest.mark.parametrize("change", [
+    lambda m: prune.l1_unstructured(m, "weight", 0.5), lambda m: register_parametrization(m, "weight", Doubled()),
+    parametrizations.spectral_norm, parametrizations.weight_norm], ids=["pruned", "parametrised", "spectral norm", "weight norm"])
+def test_a_layer_that_makes_its_weight_is_not_packed(change, first):
+    for layer in (linear(), Embedding(512, 768).requires_grad_(False)):
+        assert not first or layer.pack()
+        before = layer.weight.clone()
+        change(layer.eval())
+        assert not layer.pack()
+        x = torch.arange(4) if isinstance(layer, Embedding) else torch.randn(4, 768)
+        made = layer.weight
+        torch.testing.assert_close(layer(x), made[x] if isinstance(layer, Embedding) else F.linear(x, made))
+        assert made.shape == before.shape
+
+
+def test_a_layer_without_its_weight_is_not_packed():
+    layer = linear()
+    assert layer.pack()
+    del layer.weight
+    assert not layer.pack() and not hasattr(layer, "weight")
+    layer = linear()
+    layer.weight = None
+    assert not layer.pack()
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["plain", "packed"])
+def test_a_shallow_copy_shares_the_parameter_and_neither_breaks_the_other(first):
+    layer = linear()
+    before = layer.weight.clone()
+    assert not first or layer.pack()
+    other = copy.copy(layer)
+    assert other.weight is layer.weight and not layer.pack() and not other.pack()
+    other.weight = torch.nn.Parameter(torch.zeros(512, 768), requires_grad=False)
+    assert torch.equal(layer.weight, before)
+    assert layer.pack() and other.pack()
+    assert torch.equal(layer.weight, before) and not other.weight.any()
+
+
+def test_a_dictionary_of_parameters_that_somebody_holds_keeps_its_matrix():
+    layer = linear()
+    held = layer._parameters
+    assert not layer.pack() and held["weight"] is layer.weight
     del held
     assert layer.pack()
+
+
+def at_every_line(work, look):
+    """What `work` returns; before every line of packing.py in it comes a look, as from a thread that takes over there."""
+    def trace(frame, event, argument):
+        if frame.f_code.co_filename != packing.__file__:
+            return None
+        if event == "line":
+            look()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        return work()
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("kind", [Linear, Embedding])
+def test_at_no_moment_can_a_plain_matrix_be_edited_beside_a_packed_one(kind):
+    layer, seen = kind(512, 512).requires_grad_(False), set()
+    assert layer.pack()
+    layer.unpack()  # the kind is compared with F.linear once, above
+
+    def look():
+        parameters = layer.__dict__["_parameters"]
+        away = isinstance(parameters, _Away)
+        seen.add((away, layer._packed is not None))
+        assert away or layer._packed is None and parameters["weight"] is not None
+        assert not layer.keeps or layer._plain is None or layer._plain["weight"] is not None
+
+    assert at_every_line(layer.pack, look)
+    at_every_line(layer.unpack, look)
+    assert seen == {(False, False), (True, False), (True, True)}
+
+
+def test_a_product_that_has_begun_is_right_though_the_matrix_is_brought_back():
+    layer, x = linear(), torch.randn(1, 4, 768)
+    expected = layer(x)
+    for line in range(4):
+        assert layer.pack()
+        lines = iter(range(99))
+        out = at_every_line(lambda: layer(x), lambda lines=lines, line=line: next(lines) == line and layer.unpack())
+        torch.testing.assert_close(out, expected, atol=1e-3, rtol=1e-4)
+        assert next(lines) > line and layer._packed is None
+
+
+def in_threads(*works, seconds=0.8):
+    """Run each again and again beside the others, changing threads as often as Python can; how often each ran, and what failed."""
+    counts, errors = [0] * len(works), []
+    stop, interval = time.monotonic() + seconds, sys.getswitchinterval()
+
+    def run(i):
+        try:
+            while time.monotonic() < stop and not errors:
+                works[i]()
+                counts[i] += 1
+                time.sleep(1e-4)  # without a pause somebody always holds the parameter, and it is never packed
+        except Exception as error:  # any failure of any thread is what is asked for
+            errors.append(repr(error))
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(works))]
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    return counts, errors
+
+
+@pytest.mark.parametrize("kind", [Linear, Embedding])
+def test_threads_see_the_plain_or_the_packed_matrix_and_nothing_between(kind):
+    layer, x, did = kind(512, 512).requires_grad_(False), torch.randn(1, 5, 512), []
+    before, expected = layer.weight.clone(), F.linear(x, layer.weight)
+
+    def forward():
+        torch.testing.assert_close(layer.times(x), expected, atol=1e-3, rtol=1e-4)
+
+    def look():
+        assert torch.equal(layer.weight, before)
+
+    def save():
+        assert layer.state_dict()["weight"].shape == (512, 512)
+
+    def rows():
+        assert torch.equal(layer(torch.tensor([7])), before[7:8])
+
+    counts, errors = in_threads(forward, lambda: did.append(layer.pack()), look, save, *[rows] * (kind is Embedding))
+    assert not errors and min(counts) > 0 and any(did)
+    assert torch.equal(layer.weight, before)
+
+
+def test_an_edit_is_not_lost_among_threads_that_pack_and_look():
+    layer, x, sign = linear(512, 512), torch.randn(1, 5, 512), [1]
+    expected = F.linear(x, layer.weight)
+
+    def edit():
+        layer.weight.neg_()
+        sign[0] = -sign[0]
+        torch.testing.assert_close(layer(x), sign[0] * expected, atol=1e-3, rtol=1e-4)
+
+    counts, errors = in_threads(edit, layer.pack, lambda: layer.weight.shape, lambda: layer.state_dict())
+    assert not errors and min(counts) > 0
 
 
 def test_gradients_pass_through_a_packed_layer():
