@@ -155,7 +155,7 @@ def test_scatter_is_the_relative_quartile_range_of_the_median_cell():
     assert swept({("recur", "chain", 64, 1): [2.0], ("host", "tick", 64, 1): [0.0]}).scatter == 0
     table = swept({("recur", "chain", 64, 1): [8.0, 9.0, 10.0, 11.0, 12.0], ("recur", "chain", 64, 2): [1.0] * 5,
                    ("recur", "chain", 64, 4): [20.0, 30.0, 40.0, 50.0, 60.0], ("readout", "chain", 64, 1): [5.0],
-                   ("host", "tick", 64, 1): [0.0] * 5})
+                   ("host", "tick", 64, 1): [0.0, 0.0, 0.0, 1.0, 1.0]})
     assert table.scatter == pytest.approx(0.2), "of 0, 0.2 and 0.5; once measured, or of no time, is left out"
 
 
