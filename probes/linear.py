@@ -195,7 +195,7 @@ def _check_labels(examples: list[Labelled], kind: str) -> None:
                                    "texts, or use kind='regress' for fractions")
 
 
-def _finite(label: Real) -> bool:
+def _finite(label: Any) -> bool:
     try:
         return math.isfinite(label)
     except OverflowError:  # a whole number beyond any float
@@ -205,7 +205,7 @@ def _finite(label: Real) -> bool:
 def _whole(label: Any) -> bool:
     import numpy as np
 
-    if not isinstance(label, (Real, np.bool_)) or not _finite(label):  # type: ignore[arg-type]
+    if not isinstance(label, (Real, np.bool_)) or not _finite(label):
         return False
     return label == int(label) and abs(int(label)) < 2**63
 
