@@ -79,7 +79,7 @@ class Turn:
         """Start states of the rows of x [1, n, width] at `at` [n]."""
         if not self.core.has_start_state:
             return self.core.start(x)
-        return self.core.carrying(self.starts.index_select(1, (at - self.first).clamp(min=0)), x)
+        return self.core.carrying(self.starts.index_select(1, (at - self.first).clamp(0, self.starts.shape[1] - 1)), x)
 
     def choose(self, state: Tensor, rows: Any, at: Tensor, drafts: Sequence[bool]) -> tuple[Tensor, Tensor]:
         """Tokens [n] and whether their logits are NaN [n]. at [n]: the rows' positions; drafts: which of them draft, for coins."""

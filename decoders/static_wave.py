@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from decoders.calls import advance
 from decoders.graphs import Captured, Eager
 from decoders.session import Session
 from decoders.static import Turn
@@ -37,6 +38,8 @@ class _Books:
 
 class StaticWave(Turn):
     """draft_depth divides depth; equal to it: autoregressive decoding."""
+
+    alone = False  # never spawn a lane behind another (padded_autoregressive)
 
     def __init__(self, session: Session, cache: DepthCache, draft_depth: int, runner: Eager | Captured) -> None:
         self.step, self.lanes = draft_depth, session.depth // draft_depth
@@ -82,7 +85,8 @@ class StaticWave(Turn):
         """Commit, keep or drop lanes, and place the next one: all on the device."""
         at, tok, live, target, draft = self.at, self.tok, self.live, self.mail[:1], self.mail[1:2]
         # Nothing is drafted of an input that cannot matter, and nothing is spawned behind a drafted EOS.
-        young = live[-1:] & (at[-1:] < self.end) & ~torch.isin(draft, self.eos) if reads[1] else live.new_zeros(1)
+        drafts = reads[1] and not self.alone
+        young = live[-1:] & (at[-1:] < self.end) & ~torch.isin(draft, self.eos) if drafts else live.new_zeros(1)
         where, token = at[-1:] + 1, draft
         kept = live[1:]
         if reads[0]:
@@ -172,3 +176,32 @@ class StaticWave(Turn):
             books.guess = draft
             books.pending = None if draft in session.eos else draft
 
+
+
+class Filled(Captured):
+    """Every turn has all lanes and one reach, filled up with rows that do nothing, and runs as ever: calls of one shape throughout."""
+
+    def rows(self, count: int, most: int) -> int:
+        return most
+
+    def run(self, key, phase):
+        phase()
+
+
+def padded_autoregressive(session: Session, draft_depth: int) -> list[int]:
+    """Plain decoding in calls of a wave's shape: one live lane at a time among T / d, the others filled up. Gives the new tokens.
+
+    Rung L3 (docs/algorithms.md, 2.7): a wave run with `Filled` makes calls of this very shape, so in bfloat16, where a row's rounding
+    depends on how many rows a call has, both must give the same tokens.
+    """
+    cache = session.cache = session.core.make_cache(session.cache.capacity, session.depth, spare=1)
+    runner = Filled(cache.capacity)
+    wave = StaticWave(session, cache, draft_depth, runner)
+    wave.alone = True
+    deque(advance(session, session.prefill()), maxlen=0)
+    wave.open(session)
+    while not session.finished:
+        for _ in range(wave.lanes):
+            wave.turn(wave.lanes, 0, True, (True, True), None, cache.capacity)
+        session.commit(int(wave.mail[0]))
+    return session.new_tokens

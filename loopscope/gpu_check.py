@@ -5,7 +5,8 @@
 Runs from a bare source tree with torch, transformers, numpy and pandas: no transformer-lens, typer or pyarrow.
 What is checked (docs/algorithms.md, 2.7): L0, float64: tokens equal plain decoding's on the device and on the CPU; L1,
 float32: tokens equal plain decoding's on the device; L2, bfloat16: a first difference counts as explained if the two best
-tokens there are nearer to each other than twice the largest logit deviation between two row counts. The attention kernel is held
+tokens there are nearer to each other than twice the largest logit deviation between two row counts; L3: where plain decoding is
+made in calls of the wave's shape, tokens are equal in every dtype. The attention kernel is held
 to its twin. Then published sizes with random weights, built on the device: tokens per second and share of the roofline of every decoder
 at forced acceptance (decoders/forced_speed.py), beside what the cost model predicts. --toy does all of it on small models.
 """
@@ -189,6 +190,21 @@ def _static(core: LoopedCore, plain, prompt: list[int], tokens: int) -> Iterator
             g = decoder.generate(core, prompt, max_new_tokens=tokens, static=True)
             yield _record(core, g, plain.tokens, prompt, label=f"{g.decoder}, static{', replayed' if again else ''}")
     release(core)
+    if core.config.depth > 1:
+        yield from _padded(core, prompt, tokens)
+
+
+def _padded(core: LoopedCore, prompt: list[int], tokens: int) -> Iterator[dict[str, Any]]:
+    """L3: a wave whose calls all have one shape, against plain decoding in calls of that shape: equal tokens whatever the dtype."""
+    from decoders import Autoregressive, Wavefront
+    from decoders.static_wave import Filled, padded_autoregressive
+
+    wave = Wavefront(1)
+    session = wave._open(core, prompt, tokens)
+    wave._run(session, static=True, runner=Filled(len(prompt) + tokens - 1))
+    expected = padded_autoregressive(Autoregressive()._open(core, prompt, tokens), 1)
+    record = _record(core, session.result(wave), expected, prompt, label="WFD d=1, L3")
+    yield record | {"ok": not record["token_mismatches"]}  # no difference is explained here
 
 
 def _record(core: LoopedCore, g, expected: list[int], prompt: list[int], *, label: str = "", ok: bool | None = None) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def test_right_decoders_pass_in_every_precision(monkeypatch, tmp_path, capsys):
     assert {r["dtype"] for r in found["decodes"]} == {"float64", "float32", "bfloat16"}
     exact = [r for r in found["decodes"] if r["dtype"] == "float64"]
     assert len(exact) >= 20 and all(r["token_mismatches"] == 0 for r in exact)
-    assert {"AR", "WFD d=1", "DAS-Wave J=4 k=1 deep_kv", "WFD d=1, static"} <= {r["decoder"] for r in exact}
+    assert {"AR", "WFD d=1", "DAS-Wave J=4 k=1 deep_kv", "WFD d=1, static", "WFD d=1, L3"} <= {r["decoder"] for r in exact}
     assert "all hold" in capsys.readouterr().err
     assert {r["dtype"] for r in found["kernel"]["checks"]} == {"float32", "bfloat16", "float16"}
     speed = found["speed"]["records"]

@@ -20,7 +20,7 @@ from decoders.graphs import Eager, Tape, Tapes
 from decoders.ladder import Case, model, opened
 from decoders.static import release, run_static
 from decoders.static_blocks import StaticBlocks
-from decoders.static_wave import StaticWave
+from decoders.static_wave import Filled, StaticWave, padded_autoregressive
 from decoders.verify import _verdict, _watch_commits
 from loopscope.errors import HookError, NumericsError, SettingError
 from loopscope.random_models import FAMILIES, make_random_core
@@ -335,3 +335,18 @@ def test_torch_hooks_on_modules_are_refused():
     with core.blocks[0].mlp.register_forward_hook(lambda module, args, out: -out), pytest.raises(SettingError, match="torch hooks"):
         Wavefront(1).generate(core, [1, 2, 3], 4, static=True)
     assert Wavefront(1).generate(core, [1, 2, 3], 4, static=True).tokens == Wavefront(1).generate(core, [1, 2, 3], 4).tokens
+
+
+def test_in_bfloat16_a_wave_gives_the_tokens_of_ar_in_calls_of_its_shape():
+    """Rung L3 (docs/algorithms.md, 2.7). Rounding depends on the number of rows, so plain decoding need not agree, and does not always."""
+    plain_differs = accepted = 0
+    for family in ("huginn", "ouro", "raven", "parcae"):
+        core = make_random_core(family, gain=0.2, depth=4, context=160).to(torch.bfloat16)
+        for d in (1, 2):
+            session = Wavefront(d)._open(core, list(range(7)), 24)
+            Wavefront(d)._run(session, static=True, runner=Filled(30))
+            padded = padded_autoregressive(Autoregressive()._open(core, list(range(7)), 24), d)
+            assert session.new_tokens == padded, family
+            plain_differs += padded != Autoregressive().generate(core, list(range(7)), 24).tokens
+            accepted += session.accepted
+    assert plain_differs and accepted > 50
