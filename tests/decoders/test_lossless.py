@@ -18,7 +18,7 @@ from decoders.verify import verify_generation
 from loopscope.random_models import FAMILIES, make_random_core
 from loopscope.rows import POLICIES
 
-SETTINGS = 280
+SETTINGS = 32  # for each family
 GAINS = (0.3, 0.4, 0.5, 0.6, 0.2, 0.7, 0.1, 0.0, 1.0)
 
 small = st.integers(1, 4)
@@ -37,9 +37,10 @@ sequences = st.lists(st.tuples(st.lists(st.integers(0, VOCAB - 1), min_size=1, m
 SEEN: list[tuple[str, float]] = []
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=SETTINGS, deadline=None, derandomize=True, database=None,
           suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much])
-@given(family=st.sampled_from(FAMILIES), gain=st.sampled_from(GAINS), model_seed=st.integers(0, 2), decoder=decoders,
+@given(gain=st.sampled_from(GAINS), model_seed=st.integers(0, 2), decoder=decoders,
        depth=st.integers(4, 7), drawn=sequences, sampling=st.one_of(st.none(), st.none(), st.sampled_from(SAMPLINGS)),
        eos=st.one_of(st.none(), st.none(), st.integers(0, 20)),
        stop=st.one_of(*[st.none()] * 4, st.tuples(st.integers(0, 40), st.integers(1, 5))), zero=st.booleans(), prefix=st.integers(0, 3))
@@ -65,7 +66,7 @@ def test_the_draws_above_reach_every_branch():
     rates = [alpha for _, alpha in SEEN]
     assert sum(a == 0 for a in rates) > 5 and sum(a == 1 for a in rates) > 5
     assert sum(0.2 <= a <= 0.95 for a in rates) >= len(rates) / 3, sorted(rates)
-    assert {family for family, _ in SEEN} == set(FAMILIES)  # how often each is drawn is hypothesis's affair
+    assert {family for family, _ in SEEN} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
