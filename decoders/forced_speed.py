@@ -11,7 +11,6 @@ reaches; and how much of a tick passes inside the model's calls.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -182,8 +181,3 @@ def summary(records: Sequence[dict[str, Any]]) -> list[str]:
                      f"(predicted {r['speedup_predicted']:.2f}x), "
                      + ("static" if r["static"] else f"{r['between']:.0%} between calls"))
     return lines
-
-
-def worst_gap(records: Sequence[dict[str, Any]]) -> float:
-    """Median over the drafting decoders of |measured / predicted speedup - 1|."""
-    return statistics.median(abs(r["speedup"] / r["speedup_predicted"] - 1) for r in records if r["alpha"] is not None)

@@ -10,16 +10,22 @@ GROUPS = {  # what the lines sum over
     "mlp": style.Look("core MLPs", "#D55E00", "D", (0, (6, 1.5))),
     "fed": style.Look("embedding and prelude, as injected here", "#009E73", "s", (0, (3, 1, 1, 1))),
 }
-_TARGETS = {"next": "the text's next token", "top": "the top token"}
+TARGETS = {"next": "the text's next token", "top": "the top token"}
+
+
+def chosen(frame, columns, kind, model, start, target, against):
+    """The rows of one model, start, target and what it is set against, and which these are: as given, or by preference."""
+    style.check(frame, columns, kind)
+    frame, model = style.choose(frame, "model", model, kind)
+    frame, start = style.choose(frame, "start", start, kind, ("keyed", "embedding", "zero"))
+    frame, target = style.choose(frame, "target", target, kind, ("next", "top"))
+    frame, against = style.choose(frame, "against", against, kind, ("", "mean"))
+    return frame, model, start, target, against
 
 
 def draw(frame, *, model=None, start=None, target=None, against=None):
     """Per task: contributions by recurrence (lines), by layer and recurrence (heat map), and those outside the loop (bars)."""
-    style.check(frame, COLUMNS, "attribution")
-    frame, model = style.choose(frame, "model", model, "attribution")
-    frame, start = style.choose(frame, "start", start, "attribution", ("keyed", "embedding", "zero"))
-    frame, target = style.choose(frame, "target", target, "attribution", ("next", "top"))
-    frame, against = style.choose(frame, "against", against, "attribution", ("", "mean"))
+    frame, model, start, target, against = chosen(frame, COLUMNS, "attribution", model, start, target, against)
     tasks = style.order(frame["task"], style.TASKS)
     layers = frame.loc[frame["part"].isin(["core", "inner"]), ["cycle", "layer"]].drop_duplicates()
     tall = max(2.7, 0.9 + 0.2 * 2 * len(layers))
@@ -32,7 +38,7 @@ def draw(frame, *, model=None, start=None, target=None, against=None):
         row[0].set_title(f"{task or 'prompts'}: by recurrence")
         _map(fig, row[1], part)
         said.append(f"{task or 'prompts'}: {_outside(row[2], part)}")
-    of = _TARGETS.get(target, f"token {target}")
+    of = TARGETS.get(target, f"token {target}")
     if against:
         of += " minus the mean logit" if against == "mean" else f" minus token {against}"
     return style.finish(

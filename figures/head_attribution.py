@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from figures import intervals, style
+from figures.attribution import TARGETS, chosen
 
 COLUMNS = ("model", "task", "prompt", "start", "target", "against", "part", "depth", "cycle", "layer", "head", "value_logits", "logit")
-_TARGETS = {"next": "the text's next token", "top": "the top token"}
 _SHOWN = 10
 _KEYS = ["part", "depth", "cycle", "layer", "head"]
 
 
 def draw(frame, *, model=None, start=None, target=None, against=None):
     """Per task: a heat map of the core's heads by recurrence, and the heads that add or take most, wherever they are."""
-    style.check(frame, COLUMNS, "head_attribution")
-    frame, model = style.choose(frame, "model", model, "head_attribution")
-    frame, start = style.choose(frame, "start", start, "head_attribution", ("keyed", "embedding", "zero"))
-    frame, target = style.choose(frame, "target", target, "head_attribution", ("next", "top"))
-    frame, against = style.choose(frame, "against", against, "head_attribution", ("", "mean"))
+    frame, model, start, target, against = chosen(frame, COLUMNS, "head_attribution", model, start, target, against)
     tasks = style.order(frame["task"], style.TASKS)
     rows = frame.loc[frame["part"].isin(["core", "inner"]), ["cycle", "layer", "head"]].drop_duplicates()
     tall = min(6.0, max(2.9, 0.9 + 0.16 * len(rows)))
@@ -28,7 +24,7 @@ def draw(frame, *, model=None, start=None, target=None, against=None):
         _map(fig, left, part)
         left.set_title(f"{task or 'prompts'}: heads of the core")
         said.append(f"{task or 'prompts'}: {_most(right, part)}")
-    of = _TARGETS.get(target, f"token {target}")
+    of = TARGETS.get(target, f"token {target}")
     if against:
         of += " minus the mean logit" if against == "mean" else f" minus token {against}"
     return style.finish(

@@ -34,7 +34,7 @@ def run_grid(models: Sequence[str], *, tasks: Sequence[str], count: int, out: st
 
     from decoders.bench import BenchResult
     from decoders.calibrate import Calibration
-    from decoders.grid import GridResult, RegretResult, regret
+    from decoders.grid import GridResult, RegretResult, grid_cells, regret
 
     if out is None:
         raise SettingError("a grid is minutes of measuring that must be kept: give --out FOLDER")
@@ -55,7 +55,7 @@ def run_grid(models: Sequence[str], *, tasks: Sequence[str], count: int, out: st
                 records[f"{name}, {task}"] = partial.record(core, task)
                 with progress.stage(f"{name}, {task}: {len(expected.decoders)} schedules measured") as stage:
                     measured = partial.measured(core, task, prompts, expected, stage.advance)
-                cells.append(_cells(expected, measured))
+                cells.append(grid_cells(expected, measured))
                 rows.append(measured.frame)
             timings.append(partial.calibration(core).frame)
     grid = GridResult(pd.concat([c.frame for c in cells], ignore_index=True), cells[0].meta)
@@ -125,12 +125,6 @@ class _Partial:
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(f"interrupted; predictions and finished prompts are kept in {self.folder}: the same command goes "
                                         "on from there, --fresh starts anew") from None
-
-
-def _cells(expected: Expected, measured: BenchResult) -> GridResult:
-    from decoders.grid import grid_cells
-
-    return grid_cells(expected, measured)
 
 
 def _file(core: LoopedCore) -> str:
