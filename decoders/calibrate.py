@@ -3,8 +3,10 @@
 u(n, L) is the time of one recurrence on n rows behind a prefix of L positions, for rows of one depth (chain), rows of different depths
 (wave) and rows of branches (tree); prelude and readout likewise (docs/algorithms.md, section 4). Each is measured at two prefix lengths
 and read as a straight line in both n and L. Cells are measured round by round, so that a machine that slows down for a while slows all of
-them alike; their medians are used, and resampled rounds say how uncertain those are. What decoding costs between the calls is timed on a
-few short decodes (decoders/host.py) and kept in the same table, as part "host".
+them alike. A cell's price is the lower quartile of its rounds: what else runs on a machine only ever adds to a time, often for seconds on
+end, and the quartile stands as long as one round in four was left alone; unlike the shortest round it does not fall as more are made.
+Resampled rounds say how uncertain prices are. What decoding costs between the calls is timed on a few short decodes (decoders/host.py)
+and kept in the same table, as part "host".
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 ROWS = (1, 2, 4, 8, 16, 32)
 _TRIES = 6
 _HOST_TOKENS = 24
+_QUIET = 0.25  # of a cell's rounds, the quantile that is its price
 _HOST_SHARE = 0.4  # of the seconds asked for
 
 Cell = tuple[str, str, int, int]  # (part, shape, prefix length, rows)
@@ -42,22 +45,22 @@ Price = Counter  # of cells: what a decode costs is the sum of its cells' second
 
 @dataclass(frozen=True, eq=False)
 class Calibration(Result):
-    """Timing table; `seconds(part, rows, shape, length)` interpolates its medians."""
+    """Timing table; `seconds(part, rows, shape, length)` interpolates its prices."""
 
     kind = "timing"
     columns = ("model", "part", "shape", "rows", "prefix_length", "seconds", "repeat")
 
     @cached_property
-    def medians(self) -> dict[Cell, float]:
-        """Median seconds of every measured cell."""
+    def prices(self) -> dict[Cell, float]:
+        """Seconds of every measured cell: the lower quartile of its rounds."""
         return {(str(p), str(s), int(length), int(n)): float(seconds) for (p, s, length, n), seconds
-                in self.frame.groupby(["part", "shape", "prefix_length", "rows"])["seconds"].median().items()}
+                in self.frame.groupby(["part", "shape", "prefix_length", "rows"])["seconds"].quantile(_QUIET).items()}
 
     @cached_property
     def _measured(self) -> dict[tuple[str, str], dict[int, list[int]]]:
         """(part, shape) -> prefix length -> row counts, increasing."""
         out: dict[tuple[str, str], dict[int, list[int]]] = {}
-        for part, shape, length, n in sorted(self.medians):
+        for part, shape, length, n in sorted(self.prices):
             out.setdefault((part, shape), {}).setdefault(length, []).append(n)
         return out
 
@@ -68,7 +71,7 @@ class Calibration(Result):
     @property
     def length(self) -> float:
         """The prefix length that is meant where none is given: the middle of those measured."""
-        lengths = {length for part, _, length, _ in self.medians if part == "recur"} or {1}
+        lengths = {length for part, _, length, _ in self.prices if part == "recur"} or {1}
         return (min(lengths) + max(lengths)) / 2
 
     @cached_property
@@ -85,10 +88,10 @@ class Calibration(Result):
     def __repr__(self) -> str:
         model = self.frame["model"].iloc[0] if len(self.frame) else "nothing"
         facts = ", ".join(f"{name} {self.meta[name]}" for name in ("device", "dtype", "threads") if name in self.meta)
-        chain = sorted({n for part, shape, _, n in self.medians if (part, shape) == ("recur", "chain")})
+        chain = sorted({n for part, shape, _, n in self.prices if (part, shape) == ("recur", "chain")})
         ends = sorted({*chain[:1], *chain[-1:]})
         calls = "; ".join(f"{n} row{'s' if n > 1 else ''} {1e3 * self.seconds('recur', n):.4g} ms" for n in ends)
-        return (f"Calibration of {model}{f' ({facts})' if facts else ''}: {len(self.medians)} cells, scatter {self.scatter:.0%}"
+        return (f"Calibration of {model}{f' ({facts})' if facts else ''}: {len(self.prices)} cells, scatter {self.scatter:.0%}"
                 + (f"; a block call: {calls}" if calls else ""))
 
     def has(self, part: str, shape: str) -> bool:
@@ -109,7 +112,7 @@ class Calibration(Result):
                 raise SettingError(f"the timing table has no part {part!r}; it has {known}")
             shape = shape if (part, shape) in self._measured else "chain"
             own = {at: self._mixed([((part, shape, at, n), n) for n in counts], rows, floor=True) for at, counts in table.items()}
-            seconds = {at: sum(w * self.medians[cell] for cell, w in mix) for at, mix in own.items()}
+            seconds = {at: sum(w * self.prices[cell] for cell, w in mix) for at, mix in own.items()}
             between = _line([(at, seconds[at]) for at in sorted(own)], length, floor=False)
             total: Counter[Cell] = Counter()
             for at, weight in between:
@@ -120,11 +123,11 @@ class Calibration(Result):
 
     def _mixed(self, cells: list[tuple[Cell, int]], rows: float, floor: bool) -> list[tuple[Cell, float]]:
         at = {n: cell for cell, n in cells}
-        return [(at[n], w) for n, w in _line([(n, self.medians[cell]) for cell, n in cells], rows, floor)]
+        return [(at[n], w) for n, w in _line([(n, self.prices[cell]) for cell, n in cells], rows, floor)]
 
     def seconds(self, part: str, rows: float, shape: str = "chain", length: float | None = None) -> float:
         """Seconds of one call on `rows` rows behind `length` positions: linear between the measured cells, and beyond the last."""
-        return sum(w * self.medians[cell] for cell, w in self.cells(part, rows, shape, length))
+        return sum(w * self.prices[cell] for cell, w in self.cells(part, rows, shape, length))
 
     def host(self, ticks: float, rows: float, readouts: float, preludes: float) -> float:
         """Seconds that a decode of so many calls takes between them; 0 in a table that was not timed for it."""
@@ -132,7 +135,7 @@ class Calibration(Result):
 
     @cached_property
     def _host(self) -> dict[str, float]:
-        return {shape: seconds for (part, shape, _, _), seconds in self.medians.items() if part == "host"}
+        return {shape: seconds for (part, shape, _, _), seconds in self.prices.items() if part == "host"}
 
     def price(self, widths: Mapping[int, float], readouts: float, preludes: float, decoder: str, length: float | None = None,
               branched: Mapping[int, float] | None = None) -> Price:
@@ -154,7 +157,7 @@ class Calibration(Result):
             if n:
                 for cell, weight in self.cells(part, own, shaped, length):
                     made[cell] += n * weight
-        host = {cell[1]: cell for cell in self.medians if cell[0] == "host"}
+        host = {cell[1]: cell for cell in self.prices if cell[0] == "host"}
         for name, n in zip(FEATURES, (calls, rows, readouts, preludes)):
             if name in host:
                 made[host[name]] += n
@@ -163,10 +166,10 @@ class Calibration(Result):
     def cost(self, widths: Mapping[int, float], readouts: float, preludes: float, decoder: str, length: float | None = None,
              branched: Mapping[int, float] | None = None) -> float:
         """Seconds of a decode (`price`)."""
-        return sum(n * self.medians[cell] for cell, n in self.price(widths, readouts, preludes, decoder, length, branched).items())
+        return sum(n * self.prices[cell] for cell, n in self.price(widths, readouts, preludes, decoder, length, branched).items())
 
     def resampled(self, resamples: int, seed: int = 0) -> dict[Cell, np.ndarray]:
-        """Medians over rounds drawn with replacement, the same rounds for all cells: [resamples] for every cell.
+        """Prices by rounds drawn with replacement, the same rounds for all cells: [resamples] for every cell.
 
         Cells that were measured once (host time) have no spread.
         """
@@ -178,7 +181,7 @@ class Calibration(Result):
         for (part, shape, length, n), seconds in self.frame.groupby(["part", "shape", "prefix_length", "rows"])["seconds"]:
             values = seconds.to_numpy()
             picked = values[(shares[:, : len(values)] * len(values)).astype(int)]
-            out[str(part), str(shape), int(length), int(n)] = np.median(picked, axis=1)
+            out[str(part), str(shape), int(length), int(n)] = np.quantile(picked, _QUIET, axis=1)
         return out
 
     def interval(self, part: str, rows: float, shape: str = "chain", length: float | None = None, resamples: int = 1000,

@@ -232,13 +232,13 @@ def _bench(tables: Tables) -> pd.DataFrame | None:
 
 
 def _rates(bench: pd.DataFrame | None) -> pd.DataFrame | None:
-    """Calls and seconds per token by decoder and prompt (the median repeat); texts that ended at their first token are left out."""
+    """Calls and seconds per token by decoder and prompt (the fastest repeat); texts that ended at their first token are left out."""
     if bench is None:
         return None
     bench = bench[bench["recur_calls"] > 0]
     later = (bench["tokens"] - 1).clip(lower=1)
     rates = bench.assign(seconds_per_token=bench["decode_seconds"] / later, calls_per_token=bench["recur_calls"] / later)
-    return rates.groupby(["decoder", "prompt"], observed=True)[["seconds_per_token", "calls_per_token"]].median()
+    return rates.groupby(["decoder", "prompt"], observed=True)[["seconds_per_token", "calls_per_token"]].min()
 
 
 def _of_family(bench: pd.DataFrame, family: str) -> list[str]:

@@ -1,7 +1,7 @@
 """What schedules are predicted to do and cost, with intervals over prompts and over the rounds of the timing sweep.
 
-Where the texts were replayed, calls, accepts and what is paid for are known text by text. A price is linear in the medians of the sweep,
-so that resampled texts times resampled medians are two products of matrices. Where there is only a formula it is evaluated again for
+Where the texts were replayed, calls, accepts and what is paid for are known text by text. A cost is linear in the prices of the sweep,
+so that resampled texts times resampled prices are two products of matrices. Where there is only a formula it is evaluated again for
 every resample, of which there are fewer.
 """
 
@@ -47,10 +47,10 @@ class Played:
                    np.array([o.accepted for o in outcomes], float), np.array([len(o.runs) for o in outcomes], float), prices,
                    all(o.exact for o in outcomes))
 
-    def mean(self, medians: Mapping[Cell, float]) -> Prediction:
+    def mean(self, per_cell: Mapping[Cell, float]) -> Prediction:
         """Over all texts, at these seconds."""
         tokens, runs = self.tokens.sum(), self.runs.sum()
-        seconds = sum(n * medians[cell] for price in self.prices for cell, n in price.items())
+        seconds = sum(n * per_cell[cell] for price in self.prices for cell, n in price.items())
         return Prediction(float(self.calls.sum() / tokens), float(seconds / tokens), float(self.accepted.sum() / runs) if runs else 0.0)
 
 
@@ -64,17 +64,17 @@ class _Drawn:
 
 
 class _Redrawn:
-    """A calibration whose medians are those of one resample: what `predict` asks of one."""
+    """A calibration whose prices are those of one resample: what `predict` asks of one."""
 
     def __init__(self, calibration: Calibration, drawn: Mapping[Cell, np.ndarray], i: int) -> None:
-        self._calibration, self._medians = calibration, {cell: float(values[i]) for cell, values in drawn.items()}
-        self._host = {cell[1]: seconds for cell, seconds in self._medians.items() if cell[0] == "host"}
+        self._calibration, self._prices = calibration, {cell: float(values[i]) for cell, values in drawn.items()}
+        self._host = {cell[1]: seconds for cell, seconds in self._prices.items() if cell[0] == "host"}
         self._known: dict[tuple, float] = {}
 
     def seconds(self, part: str, rows: float, shape: str = "chain") -> float:
         key = part, rows, shape
         if key not in self._known:
-            self._known[key] = sum(w * self._medians[cell] for cell, w in self._calibration.cells(part, rows, shape))
+            self._known[key] = sum(w * self._prices[cell] for cell, w in self._calibration.cells(part, rows, shape))
         return self._known[key]
 
     def host(self, *counts: float) -> float:
@@ -89,34 +89,34 @@ def intervals(decoders: Sequence[Decoder], found: Agreements, calibration: Calib
     sweep; every decoder sees the same draws. Host time, which the sweep fits and does not repeat, stays as it is.
     """
     draw = np.random.default_rng(seed)
-    medians = calibration.resampled(RESAMPLES, seed)
+    redrawn = calibration.resampled(RESAMPLES, seed)
     texts = len(played["AR"].tokens) if "AR" in played else 0
     picks = draw.multinomial(texts, np.full(texts, 1 / texts), RESAMPLES).astype(float) if texts > 1 else None
-    drawn = {label: _resampled(p, picks, medians) for label, p in played.items()} if picks is not None else {}
+    drawn = {label: _resampled(p, picks, redrawn) for label, p in played.items()} if picks is not None else {}
     prompts = found.prompts
     by_formula = [d for d in decoders if d.label not in played or (d.label == "AR" and picks is None)]
     if len(prompts) > 1 and by_formula:
         if "AR" not in played:
             by_formula = [Autoregressive(), *(d for d in by_formula if d.label != "AR")]
-        drawn |= _from_formulae(by_formula, found, calibration, depth, injects, medians, draw)
+        drawn |= _from_formulae(by_formula, found, calibration, depth, injects, redrawn, draw)
     return {d.label: _bounds(drawn.get(d.label, _Drawn()), drawn.get("AR", _Drawn())) for d in decoders}
 
 
-def _resampled(played: Played, picks: np.ndarray, medians: Mapping[Cell, np.ndarray]) -> _Drawn:
+def _resampled(played: Played, picks: np.ndarray, redrawn: Mapping[Cell, np.ndarray]) -> _Drawn:
     cells = sorted({cell for price in played.prices for cell in price})
     paid = np.array([[price.get(cell, 0.0) for cell in cells] for price in played.prices])  # [texts, cells]
     tokens, runs = picks @ played.tokens, picks @ played.runs
-    seconds = ((picks @ paid) * np.stack([medians[cell] for cell in cells], 1)).sum(1)
+    seconds = ((picks @ paid) * np.stack([redrawn[cell] for cell in cells], 1)).sum(1)
     accepted = np.divide(picks @ played.accepted, runs, out=np.zeros_like(runs), where=runs > 0)
     return _Drawn(picks @ played.calls / tokens, seconds / tokens, accepted)
 
 
 def _from_formulae(decoders: Sequence[Decoder], found: Agreements, calibration: Calibration, depth: int, injects: bool,
-                   medians: Mapping[Cell, np.ndarray], draw: np.random.Generator) -> dict[str, _Drawn]:
+                   redrawn: Mapping[Cell, np.ndarray], draw: np.random.Generator) -> dict[str, _Drawn]:
     made: dict[str, list[Prediction]] = {d.label: [] for d in decoders}
     prompts = found.prompts
     for i in range(FORMULA_RESAMPLES):
-        again, price = found.resampled(draw.choice(prompts, len(prompts)).tolist()), _Redrawn(calibration, medians, i)
+        again, price = found.resampled(draw.choice(prompts, len(prompts)).tolist()), _Redrawn(calibration, redrawn, i)
         for d in decoders:
             p = predict(d, again.agreement, price, depth, injects)  # type: ignore[arg-type]
             if p is not None:

@@ -17,7 +17,7 @@ def has_pairs(bench) -> bool:
 
 
 def per_prompt(bench):
-    """One row per model, task, prompt and decoder: seconds and calls per token (the median repeat) and their ratios to AR.
+    """One row per model, task, prompt and decoder: seconds and calls per token (the fastest repeat) and their ratios to AR.
 
     Columns time_speedup and call_speedup; a prompt that AR did not decode has no ratio and is left out. Raises SettingError
     without AR rows.
@@ -31,7 +31,7 @@ def per_prompt(bench):
     decoded = (bench["tokens"] - 1).clip(lower=1)
     rates = bench.assign(seconds_per_token=bench["decode_seconds"] / decoded, calls_per_token=bench["recur_calls"] / decoded)
     rates = rates[bench["recur_calls"] > 0]
-    cells = rates.groupby([*keys, "decoder"], observed=True)[["seconds_per_token", "calls_per_token"]].median().reset_index()
+    cells = rates.groupby([*keys, "decoder"], observed=True)[["seconds_per_token", "calls_per_token"]].min().reset_index()
     cells = cells.assign(fidelity=cells["decoder"].map(fidelities(bench)))
     base = cells[cells["decoder"] == "AR"].set_index(keys)[["seconds_per_token", "calls_per_token"]].add_suffix("_ar")
     joined = cells.join(base, on=keys).dropna(subset=["seconds_per_token_ar"])
@@ -68,7 +68,7 @@ def equality(bench):
 class Fastest:
     """The decoder with the largest mean speedup, and what its interval leaves in doubt.
 
-    rivals: decoders whose intervals overlap its own. doubt: words for the rest of a sentence, "" where there is nothing to say.
+    rivals: decoders whose intervals overlap its own. n: prompts. doubt: words for the rest of a sentence, "" where there is nothing to say.
     """
 
     decoder: str
@@ -77,10 +77,11 @@ class Fastest:
     high: float
     calls: float
     rivals: tuple[str, ...]
+    n: int
 
     @property
     def interval(self) -> str:
-        return f"[{self.low:.2f}, {self.high:.2f}]" if self.low == self.low else ""
+        return intervals.words(self.low, self.high, self.n)
 
     @property
     def doubt(self) -> str:
@@ -101,15 +102,20 @@ def fastest(pairs) -> Fastest | None:
 
     Decoders that are not lossless do other work, and the plain loop is a baseline: neither is a candidate.
     """
-    told = pairs["fidelity"] if "fidelity" in pairs else pairs["decoder"].map(style.fidelity_of)
-    others = pairs[(pairs["decoder"] != "AR") & (pairs["decoder"] != BASELINE) & (told == style.LOSSLESS)]
+    others = candidates(pairs)
     if others.empty:
         return None
     means = intervals.table(others, ["decoder"], "time_speedup").sort_values("mean", ascending=False)
     top = means.iloc[0]
     rivals = tuple(means[1:].loc[means[1:]["high"] >= top["low"], "decoder"])
     calls = others.loc[others["decoder"] == top["decoder"], "call_speedup"].mean()
-    return Fastest(top["decoder"], float(top["mean"]), float(top["low"]), float(top["high"]), float(calls), rivals)
+    return Fastest(top["decoder"], float(top["mean"]), float(top["low"]), float(top["high"]), float(calls), rivals, int(top["n"]))
+
+
+def candidates(pairs):
+    """The rows of decoders that may be recommended in AR's place."""
+    told = pairs["fidelity"] if "fidelity" in pairs else pairs["decoder"].map(style.fidelity_of)
+    return pairs[(pairs["decoder"] != "AR") & (pairs["decoder"] != BASELINE) & (told == style.LOSSLESS)]
 
 
 BUSY = 2.0  # times; call times that differ by more are the machine's doing, not the model's

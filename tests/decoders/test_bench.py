@@ -70,6 +70,15 @@ def test_the_four_definitions_of_speedup_by_hand():
     assert all(ar[name] == 1 for name in (*SPEEDUPS, HEADLINE))
 
 
+def test_of_repeats_that_do_the_same_work_the_fastest_counts():
+    """Two of three repeats were disturbed, AR's and the decoder's in different ones."""
+    times = {"AR": (9, 20, 30), "fast": (50, 40, 3)}
+    frames = [made_up([(0, d, 10, 1, seconds[i]) for d, seconds in times.items()]).frame.assign(repeat=i) for i in range(3)]
+    fast = BenchResult(pd.concat(frames)).summary().set_index("decoder").loc["fast"]
+    assert fast.decode_only == fast[HEADLINE] == pytest.approx(3) and fast.seconds_per_token == pytest.approx(3 / 9)
+    assert fast.total_tokens_over_total_time == pytest.approx(10 / 4)
+
+
 def test_intervals_pair_prompts_and_vanish_where_all_agree():
     twice = [(p, d, 10, 1, 9 if d == "AR" else 4) for p in range(6) for d in ("AR", "fast")]
     fast = made_up(twice).summary().set_index("decoder").loc["fast"]

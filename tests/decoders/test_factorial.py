@@ -68,7 +68,7 @@ def test_one_prompt_has_no_interval_and_repeats_are_one_observation():
     one = effects(made_up(lambda c, k, v: 2 + c, prompts=1))
     assert of(one)["carry"] == pytest.approx(1) and one.low.isna().all()
     table = made_up(lambda c, k, v: 2 + c, repeats=3)
-    table.loc[(table.repeat == 1) & table.carry, "decode_seconds"] = 1e6  # one interrupted repeat
+    table.loc[(table.repeat > 0) & table.carry, "decode_seconds"] = 1e6  # two of three were interrupted
     assert of(effects(table), "time_speedup")["carry"] == pytest.approx(20 * 3 / 28 - 20 * 2 / 28)
 
 
