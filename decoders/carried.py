@@ -5,7 +5,8 @@ of every smaller J, and where it starts from depends on the text alone. So the g
 theirs (ask for the most rounds first), and the blocks that a decoder would make follow from them: calls and accepts are its own. What
 no product of agreements says is in there: a guess becomes right only after its input has, and states are carried from round to round
 (docs/algorithms.md, 2.5 and 4). Draft-then-verify on a foreign read policy: decoders/foreign.py. Prompt lookup: the text says it all.
-Costs no recurrence at full depth beyond one pass over the text.
+Costs no recurrence at full depth beyond one pass over the text. LoopSpec whose cap on lanes binds is not foretold by any pass over the
+text, since which proposals a full tree refuses is for lanes behind wrong drafts to say: there `tried` decodes, and counts.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from decoders.das_wave import DASWave
 from decoders.decoder import Decoder
 from decoders.draft_then_verify import DraftThenVerify
 from decoders.foreign import Chains
+from decoders.loopspec import LoopSpec
+from decoders.outcomes import counted
 from decoders.prompt_lookup import PromptLookup, lookup
 from decoders.replay_counts import Outcome, Text, block_counts
 from decoders.session import Session
@@ -102,6 +105,7 @@ class Refinements:
         self._open: dict[int, _Whole] = {}
         self._chains: dict[int, Chains] = {}
         self._made: dict[tuple[int, _Kind], dict[int, list[_Round]]] = {}
+        self._tried: dict[tuple[int, str], Outcome | None] = {}
 
     @torch.inference_mode()
     def outcome(self, index: int, decoder: Decoder) -> Outcome | None:
@@ -116,6 +120,21 @@ class Refinements:
         if isinstance(decoder, DASWave) and decoder.rounds <= self.rounds and decoder.capacity <= _MOST:
             return self._refining(index, text, decoder)
         return None
+
+    def tried(self, index: int, decoder: Decoder) -> Outcome | None:
+        """What a LoopSpec does on text `index`, by decoding with it: for one whose replay is inexact.
+
+        None for any other decoder, and where it gave another text, as rounding can make it do on a near-tie.
+        """
+        if not isinstance(decoder, LoopSpec):
+            return None
+        key = index, decoder.label
+        if key not in self._tried:
+            text, (start_state, seed, prefix) = self.texts[index], self._options
+            got = decoder.generate(self.core, self._ids[index][: text.prompt_length], text.limit, text.depth, seed, start_state=start_state,
+                                   prefix=prefix)
+            self._tried[key] = counted(got) if got.tokens == text.tokens else None
+        return self._tried[key]
 
     def _sequential(self, index: int, text: Any, decoder: DraftThenVerify) -> Outcome:
         own = Text(text.tokens[1:], text.limit, text.eos)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from decoders.generation import Generation
 from decoders.replay_counts import Outcome
 from loopscope.records import Result
 
@@ -44,3 +46,15 @@ class OutcomesResult(Result):
 
 def _text(value: list | dict) -> str:
     return json.dumps(value if isinstance(value, list) else {str(k): v for k, v in value.items()})
+
+
+def counted(generation: Generation) -> Outcome:
+    """The outcome of a decode that was run: its own counts, rows per call by its trace; which drafts were accepted is not kept."""
+    at_tick: dict[int, list[int]] = {}
+    for event in generation.trace:
+        if event.event == "run":
+            at_tick.setdefault(event.tick, []).append(event.position)
+    widths = Counter(len(positions) for positions in at_tick.values())
+    branched = Counter(len(positions) for positions in at_tick.values() if len(set(positions)) < len(positions))
+    return Outcome(*generation.calls, generation.rows, generation.proposed, generation.accepted, generation.accept_lengths, {},
+                   dict(sorted(widths.items())), branched=dict(sorted(branched.items())))

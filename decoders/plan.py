@@ -49,6 +49,7 @@ class Drafting(Protocol):
     """What a plan asks about decoders whose drafts are their own: decoders.carried.Refinements, or decoders.findings.Findings."""
 
     def outcome(self, index: int, decoder: Decoder) -> Outcome | None: ...
+    def tried(self, index: int, decoder: Decoder) -> Outcome | None: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +132,7 @@ def plan(findings: Findings | Mapping[str, Any], calibration: Calibration, *, de
     if not isinstance(tables, Mapping):
         raise SettingError(f"a plan is made of findings, got {type(findings).__name__}: first Findings.collect(model, prompts), then "
                            "plan(findings, calibrate(model))")
-    if not hasattr(calibration, "medians"):
+    if not hasattr(calibration, "prices"):
         raise SettingError(f"a plan needs a calibration, got {type(calibration).__name__}: give plan(findings, calibrate(model))")
     replay = tables.get("replay")
     _check_same_model(findings, tables, calibration)
@@ -146,9 +147,9 @@ def rank(findings: Mapping[str, Any] | Agreements, calibration: Calibration, *, 
     """Rank schedules by predicted seconds per committed token.
 
     replay: text at every depth (decoders.replay.replay); decoders it covers are predicted from it, prompt by prompt.
-    refinements: drafts along the same texts (decoders.carried.Refinements), which do the same for DAS-Wave and deep reads. screen: make
-    them only for schedules whose estimate is near the best, and not for longer than about a third of what decoding the texts takes;
-    default: for all.
+    refinements: drafts along the same texts (decoders.carried.Refinements), which do the same for DAS-Wave and deep reads, and decode
+    with a LoopSpec whose cap binds. screen: make them only for schedules whose estimate is near the best, and not for longer than about
+    a third of what decoding the texts takes; default: for all.
 
     findings: the tables "depth_lens" and "prefix_channels" (results or frames; the second may be missing), of which
     `task` and `start` choose rows, and "convergence" if the evidence is to name it. calibration: what calls cost on this machine. depth
@@ -179,7 +180,7 @@ def rank(findings: Mapping[str, Any] | Agreements, calibration: Calibration, *, 
             predicted[label] = p
         elif not _drafts_itself(d):
             reasons[label] = why_not(d, injects) or "its agreements were not measured"
-    own = [d for d in compared.values() if _drafts_itself(d)]
+    own = [d for d in compared.values() if _drafts_itself(d) or books.doubtful(d)]
     if screen:
         _draft_the_best(own, predicted, books)
     for d in _most_rounds_first([] if screen else own):
@@ -240,8 +241,15 @@ class _Books:
         return self._enter(decoder, [self._known(i, decoder) or replayed(text, decoder) for i, text in self.texts])
 
     def drafted(self, decoder: Decoder) -> Prediction | None:
-        """By drafting along the texts."""
-        return self._enter(decoder, [self._known(i, decoder) for i, _ in self.texts]) if self.drafting is not None else None
+        """By drafting along the texts; of a tree whose cap binds, by decoding them."""
+        if self.drafting is None:
+            return None
+        made = self._known if _drafts_itself(decoder) else self.drafting.tried
+        return self._enter(decoder, [made(i, decoder) for i, _ in self.texts])
+
+    def doubtful(self, decoder: Decoder) -> bool:
+        """Whether only decoding says what it will do: its cap on lanes may bind."""
+        return isinstance(decoder, LoopSpec) and decoder.label in self.played and not self.played[decoder.label].exact
 
     def _known(self, index: int, decoder: Decoder) -> Outcome | None:
         return None if self.drafting is None else self.drafting.outcome(index, decoder)
@@ -251,7 +259,7 @@ class _Books:
         if not known or len(known) < len(outcomes):
             return None
         self.played[decoder.label] = Played.of(decoder, [text for _, text in self.texts], known, self.calibration)
-        return self.played[decoder.label].mean(self.calibration.medians)
+        return self.played[decoder.label].mean(self.calibration.prices)
 
 
 def _drafts_itself(decoder: Decoder) -> bool:
@@ -292,6 +300,8 @@ def _drafting_seconds(decoder: Decoder, estimate: Prediction, calibration: Calib
     if isinstance(decoder, DASWave):
         widths = [decoder.initial_width + decoder.growth * j for j in range(decoder.rounds)]
         return blocks * sum(decoder.updates * u("recur", w) + u("readout", w) + u("prelude", w) for w in widths)
+    if isinstance(decoder, LoopSpec):
+        return estimate.seconds_per_token
     d = decoder.draft_depth  # type: ignore[attr-defined]
     return (d * u("recur", 256) + u("readout", 256)) / 64 + blocks * (d * u("recur", 16) + u("readout", 16))
 

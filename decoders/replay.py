@@ -70,8 +70,8 @@ def replay(model: Any, prompts: Iterable[Any], max_new_tokens: int = 64, *, task
 def predict_from_replay(table: ReplayResult, decoders: Sequence[Decoder], refinements: Refinements | None = None) -> ReplayPrediction:
     """What each decoder will count on each prompt of the table.
 
-    refinements: drafts of the same texts, for decoders whose
-    drafts are not the target's own early readings.
+    refinements: drafts of the same texts, for decoders whose drafts are not the target's own early readings, and for LoopSpec where its
+    cap binds.
     """
     import pandas as pd
 
@@ -81,8 +81,8 @@ def predict_from_replay(table: ReplayResult, decoders: Sequence[Decoder], refine
         for decoder in decoders:
             fixed = (name, task, prompt, decoder.label, len(text.tokens))
             got = replayed(text, decoder)
-            if got is None and refinements is not None:
-                got = refinements.outcome(index, decoder)
+            if refinements is not None and (got is None or not got.exact):
+                got = (refinements.outcome if got is None else refinements.tried)(index, decoder) or got
             if got is None:
                 rows.append((*fixed, *[nan] * 9, False, False, _NO_REPLAY))
                 continue

@@ -6,10 +6,10 @@ from collections import Counter
 import pytest
 import torch
 
-from decoders import Autoregressive, DASWave, DraftThenVerify, PromptLookup, Wavefront
+from decoders import Autoregressive, DASWave, DraftThenVerify, LoopSpec, PromptLookup, Wavefront
 from decoders.carried import Refinements
 from decoders.foreign import Chains
-from decoders.replay import predict_from_replay, replay
+from decoders.replay import predict_from_replay, replay, replayed
 from loopscope.errors import SettingError
 from loopscope.random_models import make_random_core
 
@@ -97,3 +97,33 @@ def test_what_is_not_replayed_here_is_said_so():
     assert frame.exact["DtV d=1 K=4 deep_v"].all() and frame.note["DAS-Wave J=4 k=1 deep_kv"].str.contains("no replay").all()
     with pytest.raises(SettingError, match="2 texts and there are 1 prompts"):
         Refinements(core, PROMPTS[:1], table)
+
+
+@pytest.mark.parametrize("family, gain", [("huginn", 0.3), ("ouro", 0.4)])
+def test_a_tree_whose_cap_binds_is_tried(family, gain):
+    """Which proposals a full tree refuses no pass over the text says: the estimate differs from what is counted, the trial does not."""
+    core, capped, rows = model(family, gain), LoopSpec(1, 2, lanes=6), ("recur", "prelude", "readout")
+    table = replay(core, PROMPTS, 24, depth=6, progress=False)
+    made = Refinements(core, PROMPTS, table)
+    got = [capped.generate(core, prompt, 24, 6) for prompt in PROMPTS]
+    estimated = [replayed(text, capped) for text in table.passes]
+    assert not any(o.exact for o in estimated) and [o.recur for o in estimated] != [g.calls.recur for g in got]
+    for index, g in enumerate(got):
+        said = made.tried(index, capped)
+        assert said.exact and said.rows_exact and tuple(getattr(said, name) for name in rows) == tuple(g.calls)
+        assert (said.rows, said.proposed, said.accepted, said.runs) == (g.rows, g.proposed, g.accepted, g.accept_lengths)
+        assert (sum(w * n for w, n in said.widths.items()), sum(said.widths.values())) == (g.rows, g.calls.recur)
+        assert 0 < sum(said.branched.values()) < g.calls.recur and max(said.widths) == 6
+    assert made.tried(0, Wavefront(1)) is None
+    frame = predict_from_replay(table, [capped], made).frame
+    assert frame.exact.all() and frame.recur_calls.tolist() == [g.calls.recur for g in got]
+    assert not predict_from_replay(table, [capped]).frame.exact.any()
+
+
+def test_a_trial_that_gives_another_text_says_nothing(monkeypatch):
+    core = model("huginn", 0.3)
+    table = replay(core, PROMPTS[:1], 12, depth=5, progress=False)
+    made, other = Refinements(core, PROMPTS[:1], table), LoopSpec(1, 2)
+    whole = other.generate(core, PROMPTS[0], 12, 5)
+    monkeypatch.setattr(LoopSpec, "generate", lambda *_, **__: dataclasses.replace(whole, tokens=[*whole.tokens[:-1], -1]))
+    assert made.tried(0, other) is None

@@ -169,6 +169,29 @@ def test_loopspec_is_planned_where_its_calls_have_a_price(random_core, timing):
     assert 1 < made.seconds_per_call["LoopSpec d1=1 d2=2"] < 3 and made.seconds_per_call["WFD d=1"] == pytest.approx(1)
 
 
+def test_a_tree_whose_cap_may_bind_is_decoded_where_it_is_near_the_best(random_core, timing):
+    from decoders.carried import Refinements
+    from decoders.replay import replay
+
+    core = random_core("huginn", gain=0.3, depth=6, n_core=1, vocab_size=48)
+    prompts, capped = [[1, 2, 3], [9, 8, 7, 6, 5]], LoopSpec(1, 2, lanes=6)
+    table = replay(core, prompts, 24, progress=False)
+    flat = timing(depth=6).frame
+    counted = sum(capped.generate(core, prompt, 24).calls.recur for prompt in prompts) / 46
+
+    def planned(price: float, **how):
+        trees = flat[(flat.part == "recur") & (flat["shape"] == "chain")].assign(shape="tree", seconds=price)
+        prices = Calibration(pd.concat([flat, trees], ignore_index=True), {"depth": 6})
+        made = rank({"prefix_channels": channels(EARLY)}, prices, replay=table, decoders=[capped, Wavefront(1)], **how)
+        return made.frame.set_index("decoder")
+
+    alone, cheap, dear = planned(1.0), planned(1.0, refinements=Refinements(core, prompts, table), screen=True), planned(
+        9.0, refinements=Refinements(core, prompts, table), screen=True)
+    assert not alone.exact_calls[capped.label] and alone.calls_per_token[capped.label] != counted
+    assert cheap.exact_calls[capped.label] and cheap.calls_per_token[capped.label] == counted
+    assert not dear.exact_calls[capped.label], "far behind the best: not worth a decode"
+
+
 class Told:
     """Drafts along texts that were never drafted: every check accepts the same."""
 
