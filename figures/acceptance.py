@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from figures import intervals, style
+from figures import intervals, marks, style
 
 ENOUGH = 5  # runs: a rate of fewer is noise
 COLUMNS = ("model", "task", "prompt", "decoder", "position", "reached", "accepted")
@@ -20,7 +20,8 @@ def draw(frame, *, model=None):
         "place of the draft in its run (1 = first)",
         ("accepted / reached", "runs that reached it"),
         ("acceptance by position", "Lines of acceptance rate by place in the run", "At the first place"),
-        "A run ends at the first rejected draft; rates are pooled over prompts and drawn where {enough} runs or more got there",
+        "A run ends at the first rejected draft; rates are pooled over prompts and drawn where {enough} runs or more got "
+        "there (of a decoder with fewer everywhere, all of them)",
     )
 
 
@@ -30,24 +31,26 @@ def rates_and_counts(frame, model, kind, across, upwards, words, note):
     tasks, decoders = style.order(frame["task"], style.TASKS), style.decoders_in_order(frame["decoder"])
     fig = style.figure(max(6.5, 4.6 * len(tasks)), 5.6)
     axes = fig.subplots(2, len(tasks), squeeze=False, sharex=True, sharey="row", height_ratios=[1.9, 1])
-    said, lowest = [], 1.0
+    said, lowest, furthest = [], 1.0, 0
     for column, task in enumerate(tasks):
         part = frame[frame["task"] == task]
         upper, lower = axes[:, column]
         rates = panel(upper, part, decoders)
-        lowest = min(lowest, rates[["mean", "low"]].min().min())
+        lowest, furthest = min(lowest, rates[["mean", "low"]].min().min()), max(furthest, int(rates["position"].max()))
         upper.set_title(task or "prompts")
         for decoder, look in looks(decoders).items():
             reached = part[part["decoder"] == decoder].groupby("position")["reached"].sum()
             reached = reached[reached > 0]
             table = reached.rename("mean").reset_index()
-            style.line(lower, table, "position", look, band=False, linewidth=1.3)
+            marks.line(lower, table, "position", look, band=False, linewidth=1.3)
         style.log_axis(lower)
-        positions = sorted(frame["position"].unique())
-        lower.set_xticks(positions[:: max(1, len(positions) // 8)])
         lower.set_xlabel(across)
         first = rates.sort_values("position").groupby("decoder", sort=False).head(1)
         said += [f"{task} {r.decoder} {r.mean:.2f}" for r in first[["decoder", "mean"]].itertuples()]
+    places = [p for p in sorted(frame["position"].unique()) if p <= furthest]  # beyond, counts alone would take half of the axis
+    for lower in axes[1]:
+        lower.set_xticks(places[:: max(1, len(places) // 8)])
+        lower.set_xlim(places[0] - 0.04 * len(places) - 0.1, furthest + 0.04 * len(places) + 0.1)
     axes[0, 0].set_ylim(max(0.0, lowest - 0.04), 1.02)
     axes[0, 0].set_ylabel(upwards[0])
     axes[1, 0].set_ylabel(upwards[1])
@@ -68,7 +71,7 @@ def panel(ax, part, decoders, band=True):
     alone = ~rates["decoder"].isin(rates.loc[enough, "decoder"])  # a decoder with few runs everywhere is still drawn
     rates = rates[enough | alone]
     for decoder, look in looks(decoders).items():
-        style.line(ax, rates[rates["decoder"] == decoder], "position", look, decoder, band=band)
+        marks.line(ax, rates[rates["decoder"] == decoder], "position", look, decoder, band=band)
     positions = sorted(rates["position"].unique())
     ax.set_xticks(positions[:: max(1, len(positions) // 8)])
     return rates

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from figures import style
+from figures import intervals, marks, style
 
 COLUMNS = ("model", "task", "prompt", "start", "depth", "length", "cut", "runs")
-_COLOURS = ("#882255", "#CC6677", "#DDAA33", "#117733", "#0077BB")
-_MARKERS = ("o", "s", "D", "^", "v")
 _LONGEST = 32
 
 
 def draw(frame, *, model=None, start=None):
     """A panel per task: share of windows of n positions that agree throughout, by depth; dotted: independent misses of the same number."""
-    style.check(frame, COLUMNS, "agreement_runs")
-    frame, model = style.choose(frame, "model", model, "agreement_runs")
-    frame, start = style.choose(frame, "start", start, "agreement_runs", ("keyed", "embedding", "zero"))
+    frame, model, start = style.rows(frame, COLUMNS, "agreement_runs", model, start)
     tasks = style.order(frame["task"], style.TASKS)
     depths = [d for d in sorted(frame["depth"].unique()) if d < frame["depth"].max()] or sorted(frame["depth"].unique())
     shown = [d for d in (1, 2, 4, 8) if d in depths] or depths[:1]
@@ -25,8 +21,9 @@ def draw(frame, *, model=None, start=None):
         for i, d in enumerate(shown):
             part = frame[(frame["task"] == task) & (frame["depth"] == d)]
             lengths, share, independent = survival(part)
-            ax.plot(lengths, share, color=_COLOURS[i], marker=_MARKERS[i], markersize=3.5, markevery=4, label=f"depth {d}")
-            ax.plot(lengths, independent, color=_COLOURS[i], linestyle=(0, (1, 1.6)), linewidth=1.1)
+            look = style.Look(f"depth {d}", *style.STEPS[i], "-")
+            marks.line(ax, spread(part, lengths, share), "length", look, look.label, markersize=3.5, markevery=4)
+            ax.plot(lengths, independent, color=look.colour, linestyle=(0, (1, 1.6)), linewidth=1.1)
             said.append(f"{task or 'prompts'}, depth {d}: {style.number(share[min(3, len(share) - 1)], 2)} of windows of 4")
         ax.set_title(task or "prompts")
         ax.set_xlabel("positions n in a row")
@@ -34,8 +31,9 @@ def draw(frame, *, model=None, start=None):
     axes[0].set_ylabel("share of windows all right")
     return style.finish(
         fig,
-        f"{model}: misses come in clusters, or they do not",
-        style.caption(frame, start, None, "Dotted: as many misses, independent of each other. Pooled over prompts; depth T always agrees"),
+        f"{model}: for how many positions a depth stays right",
+        style.caption(frame, start, extra="Pooled over prompts. Dotted: as many misses, independent of each other; a line above its dotted "
+                                          "one says that misses come in clusters"),
         f"Lines of the share of windows of n positions that agree with full depth throughout, on {model}. {'; '.join(said)}.",
         style.handles_of(axes[0]),
         4,
@@ -51,6 +49,22 @@ def survival(part):
     windows = [float((positions - n + 1).clip(min=0).sum()) for n in lengths]
     share = [float((runs * (length - n + 1).clip(min=0)).sum()) / w if w else float("nan") for n, w in zip(lengths, windows)]
     return lengths, share, [a**n for n in lengths]
+
+
+def spread(part, lengths, share):
+    """Columns length, mean (the pooled share), low, high (over prompts, windows of a prompt together) and n, prompts with such windows."""
+    import numpy as np
+    import pandas as pd
+
+    n, good, windows = np.array(lengths), [], []
+    for _, own in part.groupby("prompt"):
+        length, runs = own["length"].to_numpy(), own["runs"].to_numpy()
+        positions = (length * runs).sum() + runs[~own["cut"].to_numpy(bool)].sum()
+        windows.append(np.clip(positions - n + 1, 0, None))
+        good.append((runs[:, None] * np.clip(length[:, None] - n + 1, 0, None)).sum(0))
+    good, windows = np.stack(good, 1).astype(float), np.stack(windows, 1).astype(float)  # [lengths, prompts]
+    low, high = intervals.ratio_bounds(good, windows)
+    return pd.DataFrame({"length": lengths, "mean": share, "low": low, "high": high, "n": (windows > 0).sum(1)})
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from figures import intervals, style
+from figures import depth_map, intervals, marks, style
 
 COLUMNS = ("model", "task", "prompt", "start", "target", "against", "part", "depth", "cycle", "layer", "branch", "value_logits", "logit")
 GROUPS = {  # what the lines sum over
@@ -15,9 +15,7 @@ TARGETS = {"next": "the text's next token", "top": "the top token"}
 
 def chosen(frame, columns, kind, model, start, target, against):
     """The rows of one model, start, target and what it is set against, and which these are: as given, or by preference."""
-    style.check(frame, columns, kind)
-    frame, model = style.choose(frame, "model", model, kind)
-    frame, start = style.choose(frame, "start", start, kind, ("keyed", "embedding", "zero"))
+    frame, model, start = style.rows(frame, columns, kind, model, start)
     frame, target = style.choose(frame, "target", target, kind, ("next", "top"))
     frame, against = style.choose(frame, "against", against, kind, ("", "mean"))
     return frame, model, start, target, against
@@ -44,7 +42,8 @@ def draw(frame, *, model=None, start=None, target=None, against=None):
     return style.finish(
         fig,
         f"{model}: what adds to the logit of {of}",
-        style.caption(frame, start, extra="Direct paths only, norm scales held at the run's; a prompt's contributions add up to its logit"),
+        style.caption(frame, start, "bands and whiskers",
+                      "Direct paths only, norm scales held at the run's; a prompt's contributions add up to its logit"),
         f"Contributions in logits of the components of {model} by recurrence, layer and part. {'; '.join(said)}.",
         style.handles_of(axes[0, 0]),
         3,
@@ -62,7 +61,7 @@ def _lines(ax, part):
     means = intervals.table(sums, ["group", "depth"], "value_logits")
     for name in style.order(means["group"], GROUPS):
         look = GROUPS[name]
-        style.line(ax, means[means["group"] == name], "depth", look, look.label)
+        marks.line(ax, means[means["group"] == name], "depth", look, look.label)
     ax.axhline(0, color=style.QUIET, linewidth=0.8)
     ax.set_ylabel("contribution (logits)")
     depths = sorted(inside["depth"].unique())  # not logarithmic: it is the last recurrences that differ
@@ -71,28 +70,13 @@ def _lines(ax, part):
 
 
 def _map(fig, ax, part):
-    """Core branches by recurrence, blue below zero and red above."""
-    core = part[part["part"].isin(["core", "inner"])]
-    if core.empty:
+    """Core branches by recurrence, attention before the MLP."""
+    found = depth_map.of_core(part, ["layer", "branch"], "value_logits")
+    if found is None:
         return ax.set_axis_off()
-    means = core.groupby(["cycle", "layer", "branch", "depth"], observed=True)["value_logits"].mean().unstack("depth")
-    # As they run, from the bottom up: inner cycles before the core (cycle 0), attention before the MLP.
-    order = sorted(means.index, key=lambda i: (i[0] == 0, *i))
-    means, cycles = means.loc[order], any(i[0] for i in order)
-    most = float(means.abs().to_numpy().max()) or 1.0
-    image = ax.imshow(means.to_numpy(), origin="lower", aspect="auto", cmap="RdBu_r", vmin=-most, vmax=most, interpolation="nearest")
-    names = [f"{f'inner {c}, ' if c else 'slow, ' if cycles else ''}layer {layer} {branch}" for c, layer, branch in order]
-    step = max(1, len(names) // 24)
-    ax.set_yticks(range(0, len(names), step), names[::step], fontsize=style.TICK - 1)
-    depths = list(means.columns)
-    every = max(1, len(depths) // 8)
-    ax.set_xticks(range(0, len(depths), every), [str(d) for d in depths[::every]])
-    ax.grid(visible=False)
-    ax.set_xlabel("recurrence depth r")
+    means, layers = found
+    depth_map.heat(fig, ax, means, [f"{layer} {i[-1]}" for layer, i in zip(layers, means.index)], "contribution (logits)")
     ax.set_title("by layer and recurrence")
-    bar = fig.colorbar(image, ax=ax, shrink=0.9, pad=0.02)
-    bar.set_label("contribution (logits)")
-    bar.outline.set_visible(False)
 
 
 def _outside(ax, part):
@@ -109,7 +93,7 @@ def _outside(ax, part):
     places = range(len(names))
     colours = [style.INK if n == "logit" else GROUPS["attn" if "attention" in n else "mlp" if "MLPs" in n else "fed"].colour for n in names]
     ax.barh(places, shown["mean"], color=colours, alpha=0.85, height=0.7)
-    style.bars(ax, places, shown, style.INK, horizontal=True)
+    marks.bars(ax, places, shown, style.INK, horizontal=True)
     ax.set_yticks(places, ["= logit" if n == "logit" else n for n in names])
     ax.invert_yaxis()
     ax.axvline(0, color=style.QUIET, linewidth=0.8)

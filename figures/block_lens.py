@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from figures import intervals, style
+from figures import intervals, marks, style
 
 COLUMNS = ("model", "task", "prompt", "start", "lens", "depth", "cycle", "layer", "block", "rank", "probability")
 LENSES = {
@@ -14,9 +14,7 @@ _MEASURES = (("rank", "rank of the final token", "Rank"), ("probability", "proba
 
 def draw(frame, *, model=None, start=None):
     """Per task: rank (logarithmic, 1 is the top) and probability of the full-depth top token, a line for each lens."""
-    style.check(frame, COLUMNS, "block_lens")
-    frame, model = style.choose(frame, "model", model, "block_lens")
-    frame, start = style.choose(frame, "start", start, "block_lens", ("keyed", "embedding", "zero"))
+    frame, model, start = style.rows(frame, COLUMNS, "block_lens", model, start)
     tasks, depths = style.order(frame["task"], style.TASKS), sorted(frame["depth"].unique())
     each = int(frame.groupby("depth")["block"].nunique().max())  # blocks of one recurrence
     frame = frame.assign(at=frame["block"] / each)
@@ -31,7 +29,7 @@ def draw(frame, *, model=None, start=None):
                 look = style.look(LENSES, lens)
                 own = means[means["lens"] == lens].sort_values("at")
                 ends = [i for i, x in enumerate(own["at"]) if float(x).is_integer()]
-                style.line(ax, own, "at", look, look.label, markevery=ends[:: max(1, len(ends) // 20)] or None)
+                marks.line(ax, own, "at", look, look.label, markevery=ends[:: max(1, len(ends) // 20)] or None)
             ax.set_ylabel(label)
             ax.set_title(f"{task or 'prompts'}: {title.lower()}")
             ax.set_xticks(depths[:: max(1, len(depths) // 8)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from figures import intervals, published as papers, style
+from figures import intervals, marks, published as papers, style
 
 COLUMNS = ("model", "task", "prompt", "start", "null", "channel", "depth", "metric", "value")
 METRICS = {"cosine": "cosine similarity to depth T", "rel_l2": "relative L2 distance to depth T"}
@@ -15,9 +15,7 @@ def draw(frame, *, model=None, start=None, metric="cosine", published=False):
 
     metric: "cosine" (linear) or "rel_l2" (logarithmic). Layers are averaged inside a prompt. published: also the papers' cosines.
     """
-    style.check(frame, COLUMNS, "convergence")
-    frame, model = style.choose(frame, "model", model, "convergence")
-    frame, start = style.choose(frame, "start", start, "convergence", ("keyed", "embedding", "zero"))
+    frame, model, start = style.rows(frame, COLUMNS, "convergence", model, start)
     frame, _ = style.choose(frame, "metric", metric, "convergence")
     tasks, channels = style.order(frame["task"], style.TASKS), style.order(frame["channel"], style.CHANNELS)
     nulls = style.order(frame["null"], style.NULLS)
@@ -46,7 +44,7 @@ def draw(frame, *, model=None, start=None, metric="cosine", published=False):
         style.caption(
             frame,
             start,
-            extra=". ".join(["Right: each channel against its nulls; only a gap to every null is a finding about it"] * bool(beside)
+            extra=". ".join(["Small panels: each channel against its nulls; only a gap to every null is a finding about it"] * bool(beside)
                             + [papers.CAPTION] * bool(theirs)),
         ),
         _alt(model, means, tasks, channels, metric),
@@ -59,7 +57,7 @@ def panel(ax, means, channels, metric="cosine"):
     """Channels against depth (columns channel, depth, mean, low, high)."""
     for channel in channels:
         look = style.look(style.CHANNELS, channel)
-        style.line(ax, _positive(means[means["channel"] == channel], metric), "depth", look, look.label)
+        marks.line(ax, _positive(means[means["channel"] == channel], metric), "depth", look, look.label)
     _value_axis(ax, means, metric)
 
 
@@ -67,9 +65,9 @@ def _against_nulls(ax, part, channel, metric):
     for null in style.order(part["null"], style.NULLS)[::-1]:
         look, own = style.look(style.NULLS, null), style.look(style.CHANNELS, channel)
         if null == "none":
-            style.line(ax, _positive(part[part["null"] == null], metric), "depth", style.Look("", own.colour, "", "-"))
+            marks.line(ax, _positive(part[part["null"] == null], metric), "depth", style.Look("", own.colour, "", "-"))
         else:
-            style.line(ax, _positive(part[part["null"] == null], metric), "depth", look, band=False, linewidth=1.3)
+            marks.line(ax, _positive(part[part["null"] == null], metric), "depth", look, band=False, linewidth=1.3)
 
 
 def _null_handles(nulls):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from figures import intervals, published as papers, style
+from figures import intervals, marks, published as papers, style
 
 COLUMNS = ("model", "task", "prompt", "start", "depth", "agreement", "kl_nats")
 # column -> (title, y label)
@@ -56,7 +56,7 @@ def panel(ax, frame, measure="agreement"):
             means = intervals.table(part, ["depth"], measure)
             label = f"{task or 'prompts'}, {style.look(style.STARTS, start).label}"
             extra = {} if i == 0 else {"linewidth": 1.1, "linestyle": (0, (1, 1.3)), "markerfacecolor": "white"}
-            style.line(ax, means, "depth", look, label, **extra)
+            marks.line(ax, means, "depth", look, label, **extra)
     title, label = MEASURES[measure]
     ax.set_title(title)
     ax.set_ylabel(label)

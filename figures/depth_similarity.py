@@ -9,9 +9,7 @@ COLUMNS = ("model", "task", "prompt", "start", "depth", "other_depth", "cka")
 
 def draw(frame, *, model=None, start=None):
     """One heat map per task, depth against depth, mean over prompts."""
-    style.check(frame, COLUMNS, "depth_similarity")
-    frame, model = style.choose(frame, "model", model, "depth_similarity")
-    frame, start = style.choose(frame, "start", start, "depth_similarity", ("keyed", "embedding", "zero"))
+    frame, model, start = style.rows(frame, COLUMNS, "depth_similarity", model, start)
     tasks = style.order(frame["task"], style.TASKS)
     fig = style.figure(max(5.0, 3.6 * len(tasks) + 0.9), 4.7)
     axes = fig.subplots(1, len(tasks), squeeze=False)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from figures import style
+from figures import marks, style
 
 COLUMNS = ("model", "task", "prompt", "repeat", "carry", "deep_k", "deep_v", "tokens", "verifications", "accepted", "committed",
            "recur_calls", "decode_seconds", "ar_recur_calls", "ar_decode_seconds")
@@ -23,7 +23,7 @@ def draw(frame, *, model=None, task=None):
     style.check(frame, COLUMNS, "factorial")
     frame, model = style.choose(frame, "model", model, "factorial")
     frame, task = style.choose(frame, "task", task, "factorial", style.order(frame["task"], style.TASKS))
-    table, terms = cells(frame), effects(frame)
+    table, terms = cells(frame).assign(n=frame["prompt"].nunique()), effects(frame)
     fig = style.figure(12, 7.6 if len(table) == 8 else 6.4)
     upper, lower = fig.subfigures(2, 1, height_ratios=[1.15, 1])
     for ax, (measure, (title, label)) in zip(upper.subplots(1, 3), PANELS.items()):
@@ -57,7 +57,7 @@ def _bars(ax, table, measure):
             look = style.look(style.POLICIES, r["read"])
             x = i + 0.2 * (j - (len(part) - 1) / 2)
             ax.bar(x, r[measure], width=0.18, color=look.colour, alpha=0.8, hatch=_HATCHES[r["read"]], edgecolor="white", linewidth=0)
-            ax.vlines(x, r[f"{measure}_low"], r[f"{measure}_high"], color=style.INK, linewidth=1.4, zorder=4)
+            marks.whisker(ax, x, {"low": r[f"{measure}_low"], "high": r[f"{measure}_high"], "n": r["n"]}, style.INK, False, 1.4)
             top = max(v for v in (r[measure], r[f"{measure}_high"]) if v == v)
             ax.annotate(f"{r[measure]:.1f}", (x, top), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=style.TICK - 1)
     ax.set_xticks(range(len(groups)), ["carry on" if c else "carry off" for c in groups])
@@ -70,7 +70,7 @@ def _effects(ax, terms):
     """Point and interval per term, main effects on top; filled where the interval excludes 0."""
     for y, r in enumerate(terms.itertuples()):
         clear = r.low > 0 or r.high < 0
-        ax.hlines(y, r.low, r.high, color=style.INK, linewidth=2)
+        marks.whisker(ax, y, {"low": r.low, "high": r.high, "n": r.n_prompts}, style.INK)
         ax.plot(r.effect, y, marker="os^"[r.order - 1], color=style.INK, markerfacecolor=style.INK if clear else "white", markersize=7)
         end = r.high if r.high == r.high else r.effect  # beside the interval: rows are too near for a number between them
         ax.annotate(f"{r.effect:+.2f}", (end, y), xytext=(6, 0), textcoords="offset points", va="center", fontsize=style.TICK - 1)

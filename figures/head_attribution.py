@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from figures import intervals, style
+from figures import depth_map, intervals, marks, style
 from figures.attribution import TARGETS, chosen
 
 COLUMNS = ("model", "task", "prompt", "start", "target", "against", "part", "depth", "cycle", "layer", "head", "value_logits", "logit")
@@ -30,31 +30,18 @@ def draw(frame, *, model=None, start=None, target=None, against=None):
     return style.finish(
         fig,
         f"{model}: which heads add to the logit of {of}",
-        style.caption(frame, start, extra="Direct paths only, norm scales and gates held at the run's; an attention's heads add up to it. "
-                                          f"Right: the {_SHOWN} largest, either way"),
+        style.caption(frame, start, "whiskers", "Direct paths only, norm scales and gates held at the run's; an attention's heads add up "
+                                                f"to it. Right: the {_SHOWN} largest, either way"),
         f"Contributions in logits of the attention heads of {model}. Largest, {'; '.join(said)}.",
     )
 
 
 def _map(fig, ax, part):
-    core = part[part["part"].isin(["core", "inner"])]
-    if core.empty:
+    found = depth_map.of_core(part, ["layer", "head"], "value_logits")
+    if found is None:
         return ax.set_axis_off()
-    means = core.groupby(["cycle", "layer", "head", "depth"], observed=True)["value_logits"].mean().unstack("depth")
-    order = sorted(means.index, key=lambda i: (i[0] == 0, *i))  # as they run, from the bottom up
-    means, cycles = means.loc[order], any(i[0] for i in order)
-    most = float(means.abs().to_numpy().max()) or 1.0
-    image = ax.imshow(means.to_numpy(), origin="lower", aspect="auto", cmap="RdBu_r", vmin=-most, vmax=most, interpolation="nearest")
-    names = [f"{f'inner {c}, ' if c else 'slow, ' if cycles else ''}layer {layer} head {head}" for c, layer, head in order]
-    step, depths = max(1, len(names) // 24), list(means.columns)
-    ax.set_yticks(range(0, len(names), step), names[::step], fontsize=style.TICK - 1)
-    every = max(1, len(depths) // 8)
-    ax.set_xticks(range(0, len(depths), every), [str(d) for d in depths[::every]])
-    ax.grid(visible=False)
-    ax.set_xlabel("recurrence depth r")
-    bar = fig.colorbar(image, ax=ax, shrink=0.9, pad=0.02)
-    bar.set_label("contribution (logits)")
-    bar.outline.set_visible(False)
+    means, layers = found
+    depth_map.heat(fig, ax, means, [f"{layer} head {i[-1]}" for layer, i in zip(layers, means.index)], "contribution (logits)")
 
 
 def _most(ax, part):
@@ -65,7 +52,7 @@ def _most(ax, part):
     names = [_name(row) for row in shown.itertuples()]
     places = range(len(names))
     ax.barh(places, shown["mean"], color=["#B2182B" if v > 0 else "#2166AC" for v in shown["mean"]], alpha=0.85, height=0.7)
-    style.bars(ax, places, shown, style.INK, horizontal=True)
+    marks.bars(ax, places, shown, style.INK, horizontal=True)
     ax.set_yticks(places, names)
     ax.axvline(0, color=style.QUIET, linewidth=0.8)
     ax.grid(axis="y", visible=False)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from figures import intervals, style
+from figures import depth_map, intervals, marks, style
 
 COLUMNS = ("model", "task", "prompt", "start", "layer", "head", "depth", "js_nats")
 
 
 def draw(frame, *, model=None, start=None):
     """Per task: the mean over heads by depth, a line for each core layer, and a heat map of all heads."""
-    style.check(frame, COLUMNS, "head_stability")
-    frame, model = style.choose(frame, "model", model, "head_stability")
-    frame, start = style.choose(frame, "start", start, "head_stability", ("keyed", "embedding", "zero"))
+    frame, model, start = style.rows(frame, COLUMNS, "head_stability", model, start)
     tasks, layers = style.order(frame["task"], style.TASKS), sorted(frame["layer"].unique())
     heads = frame[["layer", "head"]].drop_duplicates()
     tall = min(6.0, max(2.7, 0.9 + 0.16 * len(heads)))
@@ -24,7 +22,7 @@ def draw(frame, *, model=None, start=None):
         part = frame[frame["task"] == task]
         means = intervals.table(part, ["layer", "depth"], "js_nats")
         for layer in layers:
-            style.line(ax, means[means["layer"] == layer], "depth", looks[layer], looks[layer].label, band=len(layers) <= 4)
+            marks.line(ax, means[means["layer"] == layer], "depth", looks[layer], looks[layer].label, band=len(layers) <= 4)
         ax.set_ylim(bottom=0)
         ax.set_ylabel("JS divergence to depth T (nats)")
         ax.set_title(f"{task or 'prompts'}: mean over heads")
@@ -51,18 +49,9 @@ def _colours(count):
 
 def _map(fig, ax, part, most):
     means = part.groupby(["layer", "head", "depth"])["js_nats"].mean().unstack("depth").sort_index()
-    image = ax.imshow(means.to_numpy(), origin="lower", aspect="auto", cmap="magma_r", vmin=0, vmax=most, interpolation="nearest")
     names = [f"layer {layer} head {head}" for layer, head in means.index]
-    step, depths = max(1, len(names) // 24), list(means.columns)
-    ax.set_yticks(range(0, len(names), step), names[::step], fontsize=style.TICK - 1)
-    every = max(1, len(depths) // 8)
-    ax.set_xticks(range(0, len(depths), every), [str(d) for d in depths[::every]])
-    ax.grid(visible=False)
-    ax.set_xlabel("recurrence depth r")
+    depth_map.heat(fig, ax, means, names, "JS divergence (nats)", cmap="magma_r", vmin=0, vmax=most)
     ax.set_title("every head")
-    bar = fig.colorbar(image, ax=ax, shrink=0.9, pad=0.02)
-    bar.set_label("JS divergence (nats)")
-    bar.outline.set_visible(False)
 
 
 if __name__ == "__main__":

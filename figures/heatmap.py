@@ -13,9 +13,7 @@ def draw(frame, *, model=None, start=None, task=None, prompt=None, first=0):
 
     More depths than fit are thinned to powers of two and the last.
     """
-    style.check(frame, COLUMNS, "token_grid")
-    frame, model = style.choose(frame, "model", model, "token_grid")
-    frame, start = style.choose(frame, "start", start, "token_grid", ("keyed", "embedding", "zero"))
+    frame, model, start = style.rows(frame, COLUMNS, "token_grid", model, start)
     frame, task = style.choose(frame, "task", task, "token_grid", style.order(frame["task"], style.TASKS))
     frame, prompt = style.choose(frame, "prompt", prompt, "token_grid", sorted(frame["prompt"].astype(str).unique(), key=int))
     shown = frame[frame["position"] >= first]

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from figures import intervals, style
+from figures import intervals, marks, style
 
 COLUMNS = ("model", "task", "prompt", "start", "policy", "updates", "hop", "round", "agreement", "chain", "n_positions")
-_COLOURS = ("#882255", "#CC6677", "#DDAA33", "#117733", "#0077BB")
-_MARKERS = ("o", "s", "D", "^", "v")
 
 
 def draw(frame, *, model=None, start=None):
     """A panel per task, a line per number of rounds: solid, the guess alone is right; thin, all guesses up to it are."""
-    style.check(frame, COLUMNS, "hops")
-    frame, model = style.choose(frame, "model", model, "hops")
-    frame, start = style.choose(frame, "start", start, "hops", ("keyed", "embedding", "zero"))
+    frame, model, start = style.rows(frame, COLUMNS, "hops", model, start)
     tasks, last = style.order(frame["task"], style.TASKS), int(frame["round"].max())
     rounds = sorted({r for r in (1, 2, 4, 8) if r < last} | {last})
     fig = style.figure(max(5.0, 4.4 * len(tasks) + 0.4), 4.2)
@@ -24,9 +20,9 @@ def draw(frame, *, model=None, start=None):
             part = frame[(frame["task"] == task) & (frame["round"] == r)]
             if part.empty:
                 continue
-            look = style.Look(f"after {r} round{'s' * (r > 1)}", _COLOURS[i], _MARKERS[i], "-")
-            style.line(ax, intervals.table(part, ["hop"], "agreement"), "hop", look, look.label)
-            style.line(ax, intervals.table(part, ["hop"], "chain", resamples=0), "hop", look, None, band=False, linewidth=0.9,
+            look = style.Look(f"after {r} round{'s' * (r > 1)}", *style.STEPS[i], "-")
+            marks.line(ax, intervals.table(part, ["hop"], "agreement"), "hop", look, look.label)
+            marks.line(ax, intervals.table(part, ["hop"], "chain", resamples=0), "hop", look, None, band=False, linewidth=0.9,
                        linestyle=(0, (1, 1.6)), markersize=0)
         whole = frame[(frame["task"] == task) & (frame["round"] == last)]
         accepted = whole.groupby("hop")["chain"].mean().sum()

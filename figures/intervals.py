@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
+DAGGER = "\u2020"  # behind an interval over fewer than FEW prompts
+FEW = 5  # prompts; resampling fewer says little about how prompts differ, and an interval over them is marked as such
 
 
 def bootstrap(samples: np.ndarray, statistic: Callable | None = None, resamples: int = RESAMPLES) -> tuple[np.ndarray, np.ndarray]:
@@ -81,10 +83,15 @@ def ratio_table(frame: pd.DataFrame, by: Sequence[str], above: str, below: str) 
     rows = []
     for cell, part in _cells(prompts, by):
         a, b = part[above].to_numpy(float), part[below].to_numpy(float)
-        low, high = bootstrap((a[None], b[None]), _ratio)
+        low, high = ratio_bounds(a[None], b[None])
         total = b.sum()
         rows.append((*cell, a.sum() / total if total else np.nan, low[0], high[0], len(a), total))
     return pd.DataFrame(rows, columns=[*by, "mean", "low", "high", "n", "total"])
+
+
+def ratio_bounds(above: np.ndarray, below: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(low, high), each [cells], of sum(above) / sum(below) over prompts, for arrays [cells, prompts] of equal shape."""
+    return bootstrap((above, below), _ratio)
 
 
 def paired(frame: pd.DataFrame, keys: Sequence[str], value: str, baseline: pd.Series) -> pd.DataFrame:
@@ -94,6 +101,11 @@ def paired(frame: pd.DataFrame, keys: Sequence[str], value: str, baseline: pd.Se
     base = frame[baseline].groupby(keys, observed=True)[value].mean().rename("_base")
     joined = frame.join(base, on=keys)
     return joined.assign(difference=joined[value] - joined["_base"]).drop(columns="_base").dropna(subset=["difference"])
+
+
+def words(low: float, high: float, n: float, shown: str = "{:.2f}") -> str:
+    """'[2.41, 3.24]', with a dagger where fewer than FEW prompts stand behind it; '' where there is no interval."""
+    return "" if low != low else f"[{shown.format(low)}, {shown.format(high)}]" + DAGGER * (n < FEW)
 
 
 def _prompt_means(frame, by: list[str], values: list[str], how: str = "mean"):

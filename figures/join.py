@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from figures import intervals, ratios, style
+from figures import intervals, marks, ratios, style
 from loopscope.errors import SettingError
 
 COLUMNS = ("model", "task", "prompt", "decoder", "depth", "policy", "probe", "value", "acceptance")
@@ -175,8 +175,8 @@ def _panel(ax, part, looks, told):
         ax.plot(own["value"], own["acceptance"], linestyle="none", marker=look.marker, markersize=4, color=look.colour, alpha=0.5,
                 markeredgewidth=0)
         x, y = (intervals.table(own, ["decoder"], column).iloc[0] for column in ("value", "acceptance"))
-        ax.hlines(y["mean"], x["low"], x["high"], color=look.colour, linewidth=1.6, zorder=3)
-        ax.vlines(x["mean"], y["low"], y["high"], color=look.colour, linewidth=1.6, zorder=3)
+        marks.whisker(ax, y["mean"], x, look.colour, width=1.6)
+        marks.whisker(ax, x["mean"], y, look.colour, horizontal=False, width=1.6)
         ax.plot(x["mean"], y["mean"], marker=look.marker, markersize=10, color=look.colour, markeredgecolor="white", zorder=4)
     lines = [f"{_short(d)}: {_rho(told.loc[d])}" for d in looks if d in told.index]
     ax.text(0.98, 0.03, "\n".join(lines), transform=ax.transAxes, ha="right", va="bottom", fontsize=style.TICK - 1.5, color=style.QUIET,
@@ -204,8 +204,7 @@ def _said(told):
 def _rho(r):
     if r["rho"] != r["rho"]:
         return "rho n/a"
-    interval = f" [{r['low']:.2f}, {r['high']:.2f}]" if r["low"] == r["low"] else ""
-    return f"rho {r['rho']:.2f}{interval}"
+    return f"rho {r['rho']:.2f} {intervals.words(r['low'], r['high'], r['n'])}".rstrip()
 
 
 def _handles(looks):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from figures import intervals, style
+from figures import intervals, marks, style
 from figures.trajectories import LABELS, _COLOURS as NAME_COLOURS
 
 COLUMNS = ("model", "task", "prompt", "start", "layer", "depth", "distance", "fixed_point", "orbit", "slider", "apart")
@@ -12,9 +12,7 @@ _MANY = 4  # layers; more bands than that hide each other
 
 def draw(frame, *, model=None, start=None):
     """Per task: the way to a block's own end, the distance to the block before it, and what its path is called, by layer."""
-    style.check(frame, COLUMNS, "layer_fixed_points")
-    frame, model = style.choose(frame, "model", model, "layer_fixed_points")
-    frame, start = style.choose(frame, "start", start, "layer_fixed_points", ("keyed", "embedding", "zero"))
+    frame, model, start = style.rows(frame, COLUMNS, "layer_fixed_points", model, start)
     tasks, layers = style.order(frame["task"], style.TASKS), sorted(frame["layer"].unique())
     looks = _looks(layers)
     fig = style.figure(11.5, 1.5 + 2.8 * len(tasks))
@@ -69,7 +67,7 @@ def _lines(ax, part, looks, measure):
     for layer, look in looks.items():
         own = means[means["layer"] == layer]
         if len(own):
-            style.line(ax, own, "depth", look, look.label, band=len(looks) <= _MANY)
+            marks.line(ax, own, "depth", look, look.label, band=len(looks) <= _MANY)
     if measure == "distance":
         style.log_axis(ax)
     else:

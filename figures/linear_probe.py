@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from figures import intervals, style
+from figures import intervals, marks, style
 
 COLUMNS = ("model", "task", "prompt", "start", "property", "labels", "depth", "metric", "value")
 LABELS = {
@@ -15,9 +15,7 @@ _METRICS = {"accuracy": "held-out accuracy", "absolute_error": "held-out absolut
 
 def draw(frame, *, model=None, start=None):
     """Per property: score by depth for true labels, control and baseline; and selectivity, true minus control of the same prompts."""
-    style.check(frame, COLUMNS, "linear_probe")
-    frame, model = style.choose(frame, "model", model, "linear_probe")
-    frame, start = style.choose(frame, "start", start, "linear_probe", ("keyed", "embedding", "zero"))
+    frame, model, start = style.rows(frame, COLUMNS, "linear_probe", model, start)
     found = frame[["task", "property", "metric"]].drop_duplicates().sort_values(["task", "property"]).itertuples(index=False)
     found = list(found)
     fig = style.figure(9.5, 1.4 + 2.9 * len(found))
@@ -28,7 +26,7 @@ def draw(frame, *, model=None, start=None):
         means = intervals.table(part, ["labels", "depth"], "value")
         for labels in style.order(means["labels"], LABELS):
             look = style.look(LABELS, labels)
-            style.line(left, means[means["labels"] == labels], "depth", look, look.label)
+            marks.line(left, means[means["labels"] == labels], "depth", look, look.label)
         left.set_ylabel(_METRICS.get(metric, metric))
         left.set_title(style.plain(f"{task}: {name}" if task else name, 48))
         left.set_ylim(bottom=0, **({"top": 1} if metric == "accuracy" else {}))
@@ -57,7 +55,7 @@ def _selectivity(ax, part, metric):
         return
     sign = -1 if metric == "absolute_error" else 1
     means = intervals.table(wide.assign(selectivity=sign * (wide["true"] - wide["control"])), ["depth"], "selectivity")
-    style.line(ax, means, "depth", LABELS["true"])
+    marks.line(ax, means, "depth", LABELS["true"])
     ax.axhline(0, color=style.QUIET, linewidth=0.8)
     style.depth_axis(ax, part["depth"].unique())
 

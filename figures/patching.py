@@ -17,9 +17,7 @@ def draw(frame, *, model=None, start=None, task=None, prompt=None):
 
     Pairs of different lengths have no position in common: then the first is drawn, or the one that `prompt` says.
     """
-    style.check(frame, COLUMNS, "patching")
-    frame, model = style.choose(frame, "model", model, "patching")
-    frame, start = style.choose(frame, "start", start, "patching", ("keyed", "embedding", "zero"))
+    frame, model, start = style.rows(frame, COLUMNS, "patching", model, start)
     frame, task = style.choose(frame, "task", task, "patching", style.order(frame["task"], style.TASKS))
     lengths = frame[frame["position"] >= 0].groupby("prompt")["position"].max()
     if prompt is not None or lengths.nunique() > 1:

@@ -5,7 +5,7 @@ All effects are paired differences to the aligned draft at the same positions of
 
 from __future__ import annotations
 
-from figures import intervals, published as papers, style
+from figures import intervals, marks, published as papers, style
 
 KEYS = ["task", "prompt", "start", "depth", "lag"]
 COLUMNS = ("model", *KEYS, "policy", "control", "agreement", "kl_nats")
@@ -24,9 +24,7 @@ def draw(frame, *, model=None, start=None, published=False):
 
     published: also a panel of the papers' effects, which are too large for our axes.
     """
-    style.check(frame, COLUMNS, "prefix_channels")
-    frame, model = style.choose(frame, "model", model, "prefix_channels")
-    frame, start = style.choose(frame, "start", start, "prefix_channels", ("keyed", "embedding", "zero"))
+    frame, model, start = style.rows(frame, COLUMNS, "prefix_channels", model, start)
     tasks = style.order(frame["task"], style.TASKS)
     nearest, shallowest = frame["lag"].min(), frame["depth"].min()
     agreement, kl = effects(frame), effects(frame, "kl_nats")
@@ -45,7 +43,7 @@ def draw(frame, *, model=None, start=None, published=False):
         ax = dict(zip(names, axes[row]))
         panel(ax["agreement"], near[near["control"] == "none"], "depth", "policy", style.POLICIES)
         ax["agreement"].set_title(f"{task or 'prompts'}: agreement")
-        ax["agreement"].set_ylabel("change in top-1 agreement")
+        style.points(ax["agreement"].yaxis)
         ax["agreement"].set_xlabel("draft depth d (in brackets: aligned agreement)")
         ax["agreement"].set_xticks(range(len(level)), [f"{d}\n({a:.2f})" for d, a in level.items()])
         panel(ax["kl"], its_kl[(its_kl["lag"] == nearest) & (its_kl["control"] == "none")], "depth", "policy", style.POLICIES)
@@ -63,12 +61,12 @@ def draw(frame, *, model=None, start=None, published=False):
                 style.CONTROLS,
             )
             ax["controls"].set_title(f"{task or 'prompts'}: deep V and its controls")
-            ax["controls"].set_ylabel("change in top-1 agreement")
+            style.points(ax["controls"].yaxis)
             ax["controls"].set_xlabel("draft depth d")
         if lags:
             panel(ax["lags"], ours[(ours["depth"] == shallowest) & (ours["control"] == "none")], "lag", "policy", style.POLICIES)
             ax["lags"].set_title(f"{task or 'prompts'}: by lag, depth {shallowest}")
-            ax["lags"].set_ylabel("change in top-1 agreement")
+            style.points(ax["lags"].yaxis)
             ax["lags"].set_xlabel("lag (positions after the last verified one)")
         if published and row == 0:
             theirs = papers.on_prefix_channels(ax["published"])
@@ -102,7 +100,7 @@ def panel(ax, table, x, by, looks):
         ax.plot(
             at, part["mean"], color=look.colour, marker=look.marker, linestyle=look.line, linewidth=1.0, markersize=5.5, label=look.label
         )
-        style.bars(ax, at, part, look.colour)
+        marks.bars(ax, at, part, look.colour)
     ax.axhline(0, color=style.INK, linewidth=0.9, zorder=1)
     ax.set_xticks(list(places.values()), [str(v) for v in places])
     ax.set_xlim(-0.6, max(len(places), 1) - 0.4)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from figures import style
+from figures import intervals, marks, style
 from interventions.effects import NOISE
 
-METRICS = {"agreement": ("change in top-1 agreement", "higher is better"), "kl_nats": ("change in KL to depth T (nats)", "lower is better")}
+METRICS = {"agreement": ("change in top-1 agreement (points)", "higher is better"),
+           "kl_nats": ("change in KL to depth T (nats)", "lower is better")}
 
 
 def draw(frame, *, model=None, start=None, lag=None, depth=None):
@@ -14,7 +15,7 @@ def draw(frame, *, model=None, start=None, lag=None, depth=None):
         frame, ("model", "task", "start", "depth", "lag", "policy", "control", "metric", "effect", "low", "high", "holds"), "prefix_effects"
     )
     frame, model = style.choose(frame, "model", model, "prefix_effects")
-    frame, start = style.choose(frame, "start", start, "prefix_effects", ("keyed", "embedding", "zero"))
+    frame, start = style.choose(frame, "start", start, "prefix_effects", style.OWN_START)
     frame, lag = style.choose(frame, "lag", frame["lag"].min() if lag is None else lag, "prefix_effects")
     frame, depth = style.choose(frame, "depth", frame["depth"].min() if depth is None else depth, "prefix_effects")
     tasks, metrics = style.order(frame["task"], style.TASKS), [m for m in METRICS if m in set(frame["metric"])]
@@ -35,11 +36,13 @@ def draw(frame, *, model=None, start=None, lag=None, depth=None):
             label, better = METRICS[metric]
             ax.set_title(f"{task or 'prompts'}" + (", controls" if block[0][1] != "none" else "") + f": {better}", fontsize=style.LABEL)
             ax.set_xlabel(label)
+            if metric == "agreement":
+                style.points(ax.xaxis, label)
     n = int(frame["n_prompts"].max()) if "n_prompts" in frame else None
     return style.finish(
         fig,
         f"{model}: effects against the aligned draft (depth {depth}, lag {lag})",
-        (f"{n} prompts a task; " if n else "") + "bars: 95 % bootstrap interval over prompts, paired; start state: "
+        (f"{style.count(n, 'prompt')} a task; " if n else "") + "bars: 95 % bootstrap interval over prompts, paired; start state: "
         f"{style.look(style.STARTS, start).label.removesuffix(' start')}. Filled: the interval excludes 0 in the good direction.",
         _alt(model, frame),
     )
@@ -51,7 +54,7 @@ def forest(ax, part, rows):
     for y, (policy, control) in enumerate(rows):
         for r in part[(part["policy"] == policy) & (part["control"] == control)].itertuples():
             look = style.look(style.POLICIES, policy) if control == "none" else style.look(style.CONTROLS, control)
-            ax.hlines(y, r.low, r.high, color=look.colour, linewidth=2)
+            marks.whisker(ax, y, {"low": r.low, "high": r.high, "n": getattr(r, "n_prompts", intervals.FEW)}, look.colour)
             marker = {"x": "X", "*": "*"}.get(look.marker, look.marker)
             ax.plot(r.effect, y, marker=marker, markersize=7.5, color=look.colour, markerfacecolor=look.colour if r.holds else "white")
     ax.axvline(0, color=style.INK, linewidth=0.9, zorder=1)
@@ -70,7 +73,9 @@ def name(policy, control):
 def _alt(model, frame):
     real = frame[(frame["control"] == "none") & (frame["metric"] == "agreement")]
     said = "; ".join(
-        f"{r.task} {style.look(style.POLICIES, r.policy).label} {r.effect:+.3f} [{r.low:+.3f}, {r.high:+.3f}]" for r in real.itertuples()
+        f"{r.task} {style.look(style.POLICIES, r.policy).label} {r.effect:+.3f} "
+        f"{intervals.words(r.low, r.high, getattr(r, 'n_prompts', intervals.FEW), '{:+.3f}')}".rstrip()
+        for r in real.itertuples()
     )
     return f"Forest plot of paired effects on {model}. Change in agreement: {said}."
 

@@ -141,7 +141,7 @@ def on_prefix_channels(ax) -> list:
     ax.set_xlim(-0.6, len(depths) - 0.4)
     ax.grid(axis="x", visible=False)
     ax.set_title("published, GSM8K: agreement")
-    ax.set_ylabel("change in top-1 agreement")
+    style.points(ax.yaxis)
     ax.set_xlabel("draft depth d")
     return handles(table)
 

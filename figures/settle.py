@@ -7,9 +7,7 @@ from figures import style
 
 def draw(frame, *, model=None, start=None):
     """Share of positions by settle depth, bars per task, and the running share above them."""
-    style.check(frame, ("model", "task", "prompt", "start", "settle_depth", "positions"), "settle")
-    frame, model = style.choose(frame, "model", model, "settle")
-    frame, start = style.choose(frame, "start", start, "settle", ("keyed", "embedding", "zero"))
+    frame, model, start = style.rows(frame, ("model", "task", "prompt", "start", "settle_depth", "positions"), "settle", model, start)
     tasks = style.order(frame["task"], style.TASKS)
     depths = range(int(frame["settle_depth"].min()), int(frame["settle_depth"].max()) + 1)
     fig = style.figure(max(5.5, min(10.0, 2.5 + 0.45 * len(depths))), 3.9)
@@ -30,7 +28,7 @@ def draw(frame, *, model=None, start=None):
             alpha=0.85,
             hatch=("", "///", "...", "xx")[i % 4],
             edgecolor="white",
-            label=f"{task or 'prompts'}: mean settle depth {mean:.2f}, {int(counts.sum())} positions",
+            label=f"{task or 'prompts'}: mean settle depth {mean:.2f}, {style.count(counts.sum(), 'position')}",
         )
         if len(depths) <= 8:
             ax.bar_label(bars, [f"{s:.0%}" if s >= 0.005 else "" for s in share], fontsize=style.TICK - 1, padding=2)

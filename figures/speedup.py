@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from figures import intervals, published as papers, ratios, style
+from figures import intervals, marks, published as papers, ratios, style
 
 MEASURES = {
     "time_speedup": ("Wall clock", "times faster than AR (decode seconds)"),
@@ -43,7 +43,8 @@ def draw(frame, *, model=None, published=False):
             pairs,
             None,
             "whiskers",
-            f"Bars: mean of per-prompt ratios, median of {repeats} repeat{'s' * (repeats != 1)}, prefill left out; dots: prompts. {words}"
+            f"Bars: mean of per-prompt ratios, {f'the fastest of {repeats} repeats' if repeats > 1 else 'one decode each'}, prefill left "
+            f"out; dots: prompts. {words}"
             + f" {papers.CAPTION}, prefill counted ({papers.NEAREST})." * bool(theirs),
         ),
         _alt(model, pairs, words),
@@ -68,10 +69,11 @@ def panel(ax, part, ranked, measure="time_speedup", dots=True, room=1.42):
             # a fixed fan instead of random jitter: the same table must draw the same picture
             spread = [0.22 * ((i * 0.618) % 1 - 0.5) * 2 for i in range(len(values))]
             ax.plot(values, [y + s for s in spread], "o", color=style.INK, markersize=2.6, alpha=0.55, markeredgewidth=0)
-        ax.hlines(y, r["low"], r["high"], color=style.INK, linewidth=1.8, zorder=4)
+        marks.whisker(ax, y, r, style.INK, width=1.8)
         reach = max(values.max() if dots else 0, r["mean"], r["high"] if r["high"] == r["high"] else 0)
-        interval = f" [{r['low']:.2f}, {r['high']:.2f}]" if r["low"] == r["low"] and decoder != "AR" else ""
-        ax.text(reach + 0.015 * widest, y, f"{r['mean']:.2f}x{interval}", va="center", fontsize=style.TICK, color=style.INK)
+        interval = "" if decoder == "AR" else intervals.words(r["low"], r["high"], r["n"])
+        ax.annotate(f"{r['mean']:.2f}x {interval}".rstrip(), (reach, y), xytext=(7, 0), textcoords="offset points", va="center",
+                    fontsize=style.TICK, color=style.INK)
     ax.axvline(1, color=style.INK, linewidth=0.9, linestyle=(0, (2, 2)), zorder=3)
     ax.set_ylim(len(ranked) - 0.4, -0.6)
     ax.set_yticks(range(len(ranked)), ranked)
@@ -86,8 +88,8 @@ def same_tokens(equal):
         return "No lossless decoder was compared with AR."
     good = int((exact["mismatches"] == 0).sum())
     return (
-        f"Token for token equal to AR: {good} of {len(exact)} lossless decoders "
-        f"({int(exact['generations'].sum())} generations, {int(exact['tokens'].sum())} tokens)"
+        f"Token for token equal to AR: {good} of {style.count(len(exact), 'lossless decoder')} "
+        f"({style.count(exact['generations'].sum(), 'generation')}, {style.count(exact['tokens'].sum(), 'token')})"
         + ("." if good == len(exact) else f"; {int(exact['mismatches'].sum())} tokens differ.")
     )
 

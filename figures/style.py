@@ -18,7 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from figures import presets
+from figures import marks, presets
 from loopscope.errors import SettingError, closest
 
 if TYPE_CHECKING:
@@ -89,12 +89,14 @@ HATCHES = {"approximate": "...", "lossy": "++"}
 WHAT = {"approximate": "not AR's tokens by design", "lossy": "recurrences left out"}
 _EXTRA = ("#117733", "#999933", "#44AA99", "#AA4499", "#661100", "#6699CC")
 TASKS = {"maths": Look("maths", "#332288", "o", "-"), "code": Look("code", "#117733", "s", (0, (6, 1.5)))}
+STEPS = tuple(zip(("#882255", "#CC6677", "#DDAA33", "#117733", "#0077BB"), ("o", "s", "D", "^", "v")))  # colour, marker of an ordered few
 STARTS = {
     "keyed": Look("keyed random start", INK, "o", "-"),
     "zero": Look("zero start", INK, "o", (0, (2, 1.5))),
     "embedding": Look("embedding start", INK, "o", "-"),
     "given": Look("given start", INK, "o", "-"),
 }
+OWN_START = ("keyed", "embedding", "zero")  # which of several start states is a model's own
 
 _RC = {
     "font.family": "sans-serif",
@@ -244,6 +246,14 @@ def check(frame: pd.DataFrame, columns: Sequence[str], kind: str) -> None:
         raise SettingError(f"the {kind} table has no rows: nothing to draw")
 
 
+def rows(frame: pd.DataFrame, columns: Sequence[str], kind: str, model: str | None, start: str | None) -> tuple[pd.DataFrame, str, str]:
+    """(the rows of one model and one start state, which model, which start): the head of most figures. Raises SettingError."""
+    check(frame, columns, kind)
+    frame, model = choose(frame, "model", model, kind)
+    frame, start = choose(frame, "start", start, kind, OWN_START)
+    return frame, model, start
+
+
 def figure(width: float, height: float) -> Figure:
     """An empty figure in inches, drawn by Agg, known to no global state."""
     fig = Figure(figsize=(width, height), layout="constrained")
@@ -257,6 +267,8 @@ def finish(fig: Figure, title: str, caption: str, alt: str, handles: Sequence | 
 
     The panels are laid out in what these three leave free, so that none can cover data.
     """
+    if getattr(fig, "few", False):  # what the panels drew says so (figures.marks)
+        caption = f"{caption.rstrip('.')}. {marks.NOTE}."
     fig.note, fig.legend_of = Note(title, caption, alt), (list(handles or ()), columns)
     furnish(fig, presets.PRESETS["page"])
     for ax in fig.axes:  # ticks are made lazily, perhaps outside our context: pin their look now
@@ -304,10 +316,8 @@ def caption(frame: pd.DataFrame, start: str | None = None, interval: str | None 
     by_task = frame.groupby("task", observed=True)["prompt"].nunique() if "prompt" in frame else None
     parts = []
     if by_task is not None:
-        total = int(by_task.sum())
-        parts.append(
-            f"{total} prompt{'s' * (total != 1)}" + (f" ({', '.join(f'{t} {n}' for t, n in by_task.items())})" if len(by_task) > 1 else "")
-        )
+        each = f" ({', '.join(f'{t} {n}' for t, n in by_task.items())})" if len(by_task) > 1 else ""
+        parts.append(count(by_task.sum(), "prompt") + each)
         if interval:
             enough = int(by_task.max()) > 1
             parts.append(f"{interval}: 95 % bootstrap interval over prompts" if enough else "one prompt a task: no interval")
@@ -337,36 +347,18 @@ def depth_axis(ax: Axes, depths: Iterable[int], label: str = "recurrence depth r
     ax.set_xlabel(label)
 
 
-def line(ax: Axes, table: pd.DataFrame, x: str, looks: Look, label: str | None = None, band: bool = True, **extra) -> None:
-    """A line of means with its interval as a band (columns mean, low, high); one point alone gets an error bar."""
-    table = table.sort_values(x)
-    settings = {"color": looks.colour, "marker": looks.marker, "linestyle": looks.line, **extra}
-    if looks.hollow:
-        settings.setdefault("markerfacecolor", "white")
-    if len(table) > 10:  # markers tell lines apart; one at every point of a long line would hide it
-        powers = [i for i, v in enumerate(table[x]) if v > 0 and (int(v) & (int(v) - 1)) == 0]
-        settings.setdefault("markevery", powers or None)
-    ax.plot(table[x], table["mean"], label=label, **settings)
-    if not band:
-        return
-    if len(table) > 1:
-        ax.fill_between(table[x].astype(float), table["low"], table["high"], color=settings["color"], alpha=0.18, linewidth=0)
-    else:
-        bars(ax, table[x], table, settings["color"])
-
-
-def bars(ax: Axes, x, table: pd.DataFrame, colour: str, horizontal: bool = False) -> None:
-    """Interval whiskers from low to high (absent where there is no interval)."""
-    draw = ax.hlines if horizontal else ax.vlines
-    draw(x, table["low"], table["high"], color=colour, linewidth=1.4, zorder=3)
-
-
 def _by_rows(handles: Sequence, columns: int) -> list:
     """Reordered so that matplotlib, which fills a legend by columns, reads by rows."""
     rows = -(-len(handles) // columns)
     columns = min(columns, len(handles))
     grid = [list(handles[r * columns : (r + 1) * columns]) for r in range(rows)]
     return [row[c] for c in range(columns) for row in grid if c < len(row)]
+
+
+def points(axis, label: str = "change in top-1 agreement (points)") -> None:
+    """An axis of differences between shares, read in points: 0.05 is 5 positions in a hundred."""
+    axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share + 0.0:g}" if abs(share) > 1e-12 else "0"))
+    axis.set_label_text(label)
 
 
 def log_axis(ax: Axes) -> None:
@@ -383,6 +375,11 @@ def log_axis(ax: Axes) -> None:
 def handles_of(ax: Axes) -> list:
     """The labelled artists of a panel, for `finish`."""
     return list(ax.get_legend_handles_labels()[0])
+
+
+def count(n: float, thing: str) -> str:
+    """'1 prompt', '12 prompts'."""
+    return f"{int(n)} {thing}{'s' * (int(n) != 1)}"
 
 
 def number(value: float, digits: int = 2, sign: bool = False) -> str:

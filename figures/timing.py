@@ -5,12 +5,17 @@ from __future__ import annotations
 from figures import style
 
 PARTS = {"recur": "core (one recurrence)", "prelude": "prelude", "readout": "coda and head"}
-SHAPES = {"chain": ("o", "#222222"), "wave": ("D", "#0077BB"), "at": ("^", "#882255")}
+SHAPES = {  # how the rows lie -> (marker, colour, label)
+    "chain": ("o", "#222222", "a block: consecutive positions, one depth"),
+    "wave": ("D", "#0077BB", "a wave: consecutive positions, each at its own depth"),
+    "at": ("^", "#882255", "a check and a draft, far apart"),
+    "tree": ("s", "#CC3311", "two branches from one root"),
+}
 LINES = ("-", (0, (2.5, 1.5)), (0, (1, 1.2)))  # by prefix length
 
 
 def draw(frame, *, model=None):
-    """A panel per part of the model; lines by row shape, medians over repeats, a band over their middle half."""
+    """A panel per part of the model; lines by row shape, lower quartiles over repeats (what the plan reads), a band up to the upper."""
     style.check(frame, ("model", "part", "shape", "rows", "prefix_length", "seconds"), "timing")
     frame, model = style.choose(frame, "model", model, "timing")
     frame = frame[frame["part"] != "host"]  # fitted on whole decodes, not timed call by call
@@ -21,26 +26,30 @@ def draw(frame, *, model=None):
     said = []
     for ax, part in zip(axes, parts):
         for (shape, length), cell in frame[frame["part"] == part].groupby(["shape", "prefix_length"], observed=True):
-            marker, colour = SHAPES.get(shape, ("s", style.QUIET))
+            marker, colour, words = SHAPES.get(shape, ("s", style.QUIET, shape))
             line = LINES[lengths.index(length) % len(LINES)]
             # quartiles, not extremes: one interruption by the machine must not set the scale
-            ms = cell.groupby("rows")["seconds"].quantile([0.25, 0.5, 0.75]).unstack().set_axis(["low", "median", "high"], axis=1) * 1e3
-            ax.plot(ms.index, ms["median"], marker=marker, linestyle=line, color=colour, label=f"{shape}, prefix {length}")
+            ms = cell.groupby("rows")["seconds"].quantile([0.25, 0.75]).unstack().set_axis(["low", "high"], axis=1) * 1e3
+            ax.plot(ms.index, ms["low"], marker=marker, linestyle=line, color=colour, label=f"{words}; prefix {length}")
             ax.fill_between(ms.index.astype(float), ms["low"], ms["high"], color=colour, alpha=0.12, linewidth=0)
+            if len(ms) == 1:  # a band needs two points
+                ax.vlines(ms.index, ms["low"], ms["high"], color=colour, linewidth=1.4)
             said.append(
-                f"{part} {shape} {ms['median'].iloc[0]:.2f} ms at {ms.index[0]} row, {ms['median'].iloc[-1]:.2f} ms at {ms.index[-1]}"
+                f"{part} {shape} {ms['low'].iloc[0]:.2f} ms at {ms.index[0]} row, {ms['low'].iloc[-1]:.2f} ms at {ms.index[-1]}"
             )
         ax.set_title(PARTS.get(part, part))
         style.depth_axis(ax, {1, *frame.loc[frame["part"] == part, "rows"]}, "rows in the call")
         ax.set_ylim(bottom=0)
     axes[0].set_ylabel("milliseconds per call")
+    each = frame.groupby(["part", "shape", "rows", "prefix_length"], observed=True).size()
     return style.finish(
         fig,
         f"{model}: what one call costs on this machine",
-        "Lines: median over repeats; bands: middle half of the repeats.",
+        f"Lines: lower quartile of {each.min()} to {each.max()} rounds, which is what the plan reads; bands: up to the upper quartile. "
+        "Prefix: positions before the rows.",
         f"Lines of milliseconds per call against rows on {model}: {'; '.join(said)}.",
         list({h.get_label(): h for ax in axes for h in style.handles_of(ax)}.values()),
-        4,
+        2,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from figures import intervals, style
+from figures import intervals, marks, style
 
 COLUMNS = ("model", "task", "prompt", "start", "depth", "step", "angle_degrees", "distance", "contraction", "fixed_point", "orbit",
            "slider", "pc1", "pc2")
@@ -13,9 +13,7 @@ _PATHS = 6  # of each task; more would hide each other
 
 def draw(frame, *, model=None, start=None):
     """Paths of the last positions on two main directions; step and distance, turning angle, and names of paths, by depth."""
-    style.check(frame, COLUMNS, "trajectories")
-    frame, model = style.choose(frame, "model", model, "trajectories")
-    frame, start = style.choose(frame, "start", start, "trajectories", ("keyed", "embedding", "zero"))
+    frame, model, start = style.rows(frame, COLUMNS, "trajectories", model, start)
     tasks = style.order(frame["task"], style.TASKS)
     fig = style.figure(11.5, 6.6)
     grid = fig.add_gridspec(2, 3, width_ratios=[1.5, 1, 1])
@@ -74,7 +72,7 @@ def _measure(ax, frame, tasks, measure):
     for task in tasks:
         part = means[means["task"] == task]
         if len(part):
-            style.line(ax, part, "depth", style.look(style.TASKS, task))
+            marks.line(ax, part, "depth", style.look(style.TASKS, task))
     if measure == "angle_degrees":
         ax.set_ylim(0, 180)
         ax.set_yticks([0, 45, 90, 135, 180])
