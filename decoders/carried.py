@@ -157,8 +157,9 @@ class Refinements:
             drafts = drafts if ends is None else drafts[: ends + 1]
             verified = len(drafts) + (ends is None)
             right = next((i for i, (a, b) in enumerate(zip(drafts, text.tokens[at:])) if a != b), min(len(drafts), len(text.tokens) - at))
-            proposed += right + (right < len(drafts) and at + right < len(text.tokens))
-            if drafts:
+            judged = right + (right < len(drafts) and at + right < len(text.tokens))
+            proposed += judged
+            if judged:
                 accepted.append(right)
             widths[verified] += text.depth
             prelude, readout, rows = prelude + 1, readout + 1, rows + verified * text.depth
@@ -168,6 +169,7 @@ class Refinements:
     def _refining(self, index: int, text: Any, decoder: DASWave) -> Outcome:
         truth, at, proposed = text.tokens, 1, 0
         accepted: list[int] = []
+        runs: list[int] = []  # of the blocks of which a guess was judged: a text that ends at a block's first token judges none
         rounds: list[int] = []
         cuts: list[int | None] = []
         widths: Counter[float] = Counter()
@@ -185,7 +187,9 @@ class Refinements:
             guesses = guesses[:ends]
             right = next((i for i, (guess, token) in enumerate(zip(guesses, truth[at:])) if guess != token), min(len(guesses),
                                                                                                                  len(truth) - at))
-            proposed += right + (right < len(guesses) and at + right < len(truth))
+            judged = right + (right < len(guesses) and at + right < len(truth))
+            proposed += judged
+            runs += [right] * bool(judged)
             accepted.append(right)
             rounds.append(j)
             cuts.append(ends)
@@ -204,7 +208,7 @@ class Refinements:
             at += min(right + 1, verified)
         counts = das_wave_counts(accepted, len(truth), text.depth, rounds, decoder.updates, decoder.capacity, decoder.initial_width,
                                  decoder.growth, decoder.bonus, text.limit, cuts)
-        return Outcome(counts.recur - spared[0], counts.prelude, counts.readout, counts.rows - spared[1], proposed, sum(accepted), accepted,
+        return Outcome(counts.recur - spared[0], counts.prelude, counts.readout, counts.rows - spared[1], proposed, sum(accepted), runs,
                        {}, dict(sorted((+widths).items())))
 
     def rounds_from(self, index: int, place: int, decoder: DASWave) -> list[list[int]]:

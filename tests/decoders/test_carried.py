@@ -36,7 +36,7 @@ def check(core, prompts, limit, depth, decoders=(*BLOCKS, *DRAFTS)):
             where = f"{core.family} {decoder.label} on {prompt}: {said}, counted {got.calls} {got.rows}"
             if said.exact:
                 assert (said.recur, said.accepted, said.proposed) == (got.calls.recur, got.accepted, got.proposed), where
-                assert said.runs == got.accept_lengths or isinstance(decoder, (DASWave, PromptLookup)), where
+                assert said.runs == got.accept_lengths, where
             else:
                 assert isinstance(decoder, DraftThenVerify) and core.config.eos, where
             if said.rows_exact:
