@@ -143,13 +143,14 @@ def plan(findings: Findings | Mapping[str, Any], calibration: Calibration, *, de
 
 def rank(findings: Mapping[str, Any] | Agreements, calibration: Calibration, *, replay: ReplayResult | None = None,
          refinements: Drafting | None = None, depth: int | None = None, injects: bool | None = None, task: str | None = None,
-         start: str | None = None, decoders: Sequence[Decoder] | None = None, seed: int = 0, screen: bool = False) -> Plan:
+         start: str | None = None, decoders: Sequence[Decoder] | None = None, seed: int = 0, screen: bool = False,
+         certain: Sequence[Decoder] = ()) -> Plan:
     """Rank schedules by predicted seconds per committed token.
 
     replay: text at every depth (decoders.replay.replay); decoders it covers are predicted from it, prompt by prompt.
     refinements: drafts along the same texts (decoders.carried.Refinements), which do the same for DAS-Wave and deep reads, and decode
     with a LoopSpec whose cap binds. screen: make them only for schedules whose estimate is near the best, and not for longer than about
-    a third of what decoding the texts takes; default: for all.
+    a third of what decoding the texts takes; default: for all. certain: those of `decoders` that are drafted whatever their estimate.
 
     findings: the tables "depth_lens" and "prefix_channels" (results or frames; the second may be missing), of which
     `task` and `start` choose rows, and "convergence" if the evidence is to name it. calibration: what calls cost on this machine. depth
@@ -181,12 +182,13 @@ def rank(findings: Mapping[str, Any] | Agreements, calibration: Calibration, *, 
         elif not _drafts_itself(d):
             reasons[label] = why_not(d, injects) or "its agreements were not measured"
     own = [d for d in compared.values() if _drafts_itself(d) or books.doubtful(d)]
-    if screen:
-        _draft_the_best(own, predicted, books)
-    for d in _most_rounds_first([] if screen else own):
+    wanted = {d.label for d in (certain if screen else own)}
+    for d in _most_rounds_first([d for d in own if d.label in wanted]):
         p = books.drafted(d)
         if p is not None:
             predicted[d.label] = p
+    if screen:
+        _draft_the_best([d for d in own if d.label not in wanted], predicted, books)
     reasons |= {d.label: why_not(d, injects) or "its agreements were not measured" for d in own if d.label not in predicted}
 
     played = books.played

@@ -217,6 +217,10 @@ def test_screening_drafts_the_near_ones_only_and_always_what_is_picked(random_co
     assert set(everything.asked) == {d.label for d in tried} > set(near.asked) >= {screened.best.label} - {"AR"}
     first = rank(tables, timing(), decoders=tried)
     assert near.asked[0] == first.best.label, "the estimate's best is drafted first"
+    far = next(d for d in tried if d.label not in near.asked)
+    asked = Told(3)
+    sure = rank(tables, timing(), replay=table, refinements=asked, decoders=tried, screen=True, certain=[far])
+    assert set(asked.asked) == {*near.asked, far.label} and sure.frame.set_index("decoder").exact_calls[far.label]
 
 
 def test_calls_accepts_and_call_times_have_intervals(timing):
