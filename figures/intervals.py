@@ -105,7 +105,7 @@ def paired(frame: pd.DataFrame, keys: Sequence[str], value: str, baseline: pd.Se
 
 def words(low: float, high: float, n: float, shown: str = "{:.2f}") -> str:
     """'[2.41, 3.24]', with a dagger where fewer than FEW prompts stand behind it; '' where there is no interval."""
-    return "" if low != low else f"[{shown.format(low)}, {shown.format(high)}]" + DAGGER * (n < FEW)
+    return "" if low != low else f"[{shown.format(low)}, {shown.format(high)}]" + DAGGER * bool(n < FEW)
 
 
 def _prompt_means(frame, by: list[str], values: list[str], how: str = "mean"):

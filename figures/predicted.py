@@ -97,7 +97,7 @@ def draw(frame, *, model=None):
 def _over(table):
     """', over 10 prompts' where the table says how many were timed."""
     most = table["n"].max()
-    return f", over {int(most)} prompt{'s' * (most != 1)}{' a task' * (table['task'].nunique() > 1)}" if most == most else ""
+    return f", over {style.count(most, 'prompt')}{' a task' * (table['task'].nunique() > 1)}" if most == most else ""
 
 
 def _panels(tasks, most):
