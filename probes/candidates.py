@@ -45,10 +45,15 @@ def second_candidate(model: Any, prompts: Iterable[Any], *, task: str = "", mode
     rows: list[tuple] = []
     for index, ids in enumerate(tqdm(tokens, desc=f"second candidate {name}", unit="prompt", disable=not progress)):
         best = top_tokens(core, ids, 2, depth=depth, start_state=start_state, seed=seed)
-        hits = (best == best[-1, :, :1]).double().mean(1)  # [depth, 2]
-        rows += [(name, task, index, start, r, *hits[r - 1].tolist(), len(ids)) for r in range(1, depth + 1)]
+        rows += candidate_rows((name, task, index, start), best)
     meta = {"depth": depth, "seed": seed, "prompts": len(tokens)}
     return SecondCandidateResult(pd.DataFrame(rows, columns=list(SecondCandidateResult.columns)), meta)
+
+
+def candidate_rows(key: tuple, best: Tensor) -> list[tuple]:
+    """The table's rows of one prompt. best [depth, n, 2 or more]: top_tokens; key: the columns before depth."""
+    hits = (best[..., :2] == best[-1, :, :1]).double().mean(1)  # [depth, 2]
+    return [(*key, r, *shares, best.shape[1]) for r, shares in enumerate(hits.tolist(), start=1)]
 
 
 def top_tokens(core: Any, ids: Tensor, count: int, *, depth: int, start_state: str | Tensor | None, seed: int) -> Tensor:

@@ -5,7 +5,7 @@ import torch
 
 from loopscope.rows import Chain
 from probes import agreement_runs, depth_lens, second_candidate
-from probes.runs import run_lengths
+from probes.runs import candidates_and_runs, run_lengths
 
 PROMPTS = [list(range(20, 44)), list(range(5, 20))]
 
@@ -83,6 +83,25 @@ def test_runs_lie_between_disagreements_and_hold_every_position(family, random_c
             assert own[~own.cut].runs.sum() == len(ids) - sum(agrees) and own[own.cut].runs.sum() == int(agrees[-1])
         full = frame[(frame.prompt == prompt) & (frame.depth == core.config.depth)]
         assert full[["length", "cut", "runs"]].values.tolist() == [[len(ids), True, 1]]
+
+
+def test_both_from_one_reading_are_those_from_two(random_core, monkeypatch):
+    import probes.runs as module
+
+    core = random_core("huginn", gain=0.2, n_core=1, vocab_size=48, seed=1)
+    options = {"task": "t", "start_state": "zero", "progress": False}
+    alone = [probe(core, PROMPTS, **options) for probe in (second_candidate, agreement_runs)]
+    asked, top_tokens = [], module.top_tokens
+
+    def watched(core, ids, *rest, **settings):
+        asked.append(len(ids))
+        return top_tokens(core, ids, *rest, **settings)
+
+    monkeypatch.setattr(module, "top_tokens", watched)
+    both = candidates_and_runs(core, PROMPTS, **options)
+    assert asked == [len(ids) for ids in PROMPTS]
+    for one, other in zip(both, alone):
+        assert type(one) is type(other) and one.frame.equals(other.frame) and one.meta == other.meta
 
 
 def test_lengths_of_runs():
