@@ -16,6 +16,16 @@ READING = {
         "When the answer stops changing",
         "How many recurrences a position needs before its top token is final. The late ones are what full depth is for.",
     ),
+    "second_candidate": (
+        "What a second guess could save",
+        "Where a depth's first choice is wrong, its second is often the final token. A decoder that proposes twice (LoopSpec) lives on the "
+        "hit rate on the right; where first and second together are no higher than the first alone, it has nothing to gain.",
+    ),
+    "agreement_runs": (
+        "How long a depth stays right",
+        "Solid above dotted: misses come together, so that the stretches between them are longer than the mean agreement would let one "
+        "expect, and decoders that draft far ahead keep more of what they drafted.",
+    ),
     "attribution": (
         "Which components make the logit",
         "What attention and MLPs of every recurrence put into the stream, seen through all norms and maps behind it. Contributions of "
@@ -51,6 +61,11 @@ READING = {
     "depth_grid": (
         "Any depth of keys with any depth of values",
         "The framed cells are the named ways of reading; the others show whether the change between them is gradual.",
+    ),
+    "hops": (
+        "How far right guesses travel",
+        "DAS-Wave refines a block of guesses together. A guess can become right only after the one before it is, so every round moves the "
+        "front of right guesses by about one place; where the lines stop rising, more rounds bring nothing.",
     ),
     "plan": (
         "What the plan predicted, and what happened",

@@ -59,7 +59,8 @@ def report(
     schedule should follow from that (plan), and what it then did (benchmark: calls, accepted drafts, seconds, tokens compared
     with plain decoding).
 
-    The folder holds report.html (open it in a browser; it needs no network), manifest.json, tables/*.parquet and figures/*.
+    The folder holds report.html (open it in a browser; it needs no network), manifest.json, tables/*.parquet and figures/*;
+    predictions/* are what the plan promised before anything was timed, findings/* what each plan was made of (docs/tables.md).
     It appears under its name only when it is complete; Ctrl-C leaves nothing behind.
     """
     from loopscope.cli.report import write_run
@@ -73,8 +74,9 @@ def probe(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Texts 
           depth: Depth = None,
           new_tokens: Annotated[int, typer.Option("--new-tokens", min=0, help="Greedy tokens that continue each prompt before it is "
                                                   "read. 0: the prompt alone.")] = 0,
-          only: Annotated[str | None, typer.Option(metavar="NAME,...", help="These probes instead: convergence, depth_lens, block_lens, "
-                                                   "trajectories, layer_fixed_points, head_stability, depth_similarity, token_grid, "
+          only: Annotated[str | None, typer.Option(metavar="NAME,...", help="These probes instead: convergence, depth_lens, "
+                                                   "second_candidate, agreement_runs, block_lens, trajectories, layer_fixed_points, "
+                                                   "head_stability, depth_similarity, token_grid, "
                                                    "attribution, head_attribution, linear_probe, patching; or all.")] = None,
           suite: SuiteFile = None, suite_format: SuiteFormat = None, limit: Limit = None, shots: Shots = None, truncate: Truncate = None,
           seed: Seed = 0, device: Device = None, dtype: DType = None, threads: Threads = 1) -> None:
@@ -85,9 +87,9 @@ def probe(model: Model, task: Task = "maths", prompts: Count = 8, prompt: Texts 
     output if it stopped at depth r: how often its first choice is already the final one (agreement), and how far its
     distribution still is (KL, in nats).
 
-    Others with --only, each described in docs/howto/probe.md: the rank of the final token after every block, where the state and
-    every block come to rest, heads, which component or head makes the logit, what a linear map reads off the state, and
-    activation patching. The last two work on built-in sums, whatever the prompts are.
+    Others with --only, each described in docs/howto/probe.md: second candidates and runs of agreement, the rank of the final
+    token after every block, where the state and every block come to rest, heads, which component or head makes the logit, what
+    a linear map reads off the state, and activation patching. The last two work on built-in sums, whatever the prompts are.
 
     Under torchrun each process measures its share of the prompts; loopscope merge puts them together (docs/howto/scale.md).
     """
@@ -263,7 +265,7 @@ def grid(models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]..."
          task: Annotated[list[str] | None, typer.Option(help="Built-in prompts: maths or code; may be repeated. Default: both.")] = None,
          prompts: Count = 4,
          max_new_tokens: Annotated[int, typer.Option(help="New tokens per prompt.")] = 48,
-         repeats: Annotated[int, typer.Option(min=1, help="Times each prompt is decoded.")] = 2,
+         repeats: Annotated[int, typer.Option(min=1, help="Times each prompt is decoded; the fastest counts.")] = 5,
          calibrate_seconds: Annotated[float, typer.Option(help="How long to time block calls, per model.")] = 20.0,
          fresh: Annotated[bool, typer.Option("--fresh", help="Throw away what an interrupted run left for this --out.")] = False,
          seed: Seed = 0, threads: Threads = 1) -> None:

@@ -19,8 +19,8 @@ DEFAULT = ("convergence", "depth_lens")  # also what several processes can share
 _TOP = {"target": "top", "against": "mean"}
 _OPTIONS: dict[str, dict[str, Any]] = {"attribution": _TOP, "head_attribution": _TOP}
 _SUMS = ("linear_probe", "patching")  # on built-in sums, whatever the prompts are
-NAMES = (*DEFAULT, "block_lens", "trajectories", "layer_fixed_points", "head_stability", "depth_similarity", "token_grid",
-         "attribution", "head_attribution", *_SUMS)
+NAMES = (*DEFAULT, "second_candidate", "agreement_runs", "block_lens", "trajectories", "layer_fixed_points", "head_stability",
+         "depth_similarity", "token_grid", "attribution", "head_attribution", *_SUMS)
 _SUM_PROMPTS = 5  # labelled sums for each prompt that was asked for: a probe needs more texts than a mean
 _LARGEST = 5
 
@@ -87,6 +87,13 @@ def _means(columns: dict[str, str], keep: Callable[[pd.DataFrame], Any], frame: 
     return frame[keep(frame)].groupby("depth")[list(columns)].mean().rename(columns=columns)
 
 
+def _lengths(frame: pd.DataFrame) -> pd.DataFrame:
+    """Mean length of the runs between two disagreements, those that the text's end cut left out."""
+    whole = frame[~frame.cut]
+    means = (whole.length * whole.runs).groupby(whole.depth).sum() / whole.runs.groupby(whole.depth).sum()
+    return means.rename("run_length").to_frame()
+
+
 def _all(frame: pd.DataFrame) -> Any:
     return slice(None)
 
@@ -94,6 +101,8 @@ def _all(frame: pd.DataFrame) -> Any:
 _BY_DEPTH: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "convergence": _convergence,
     "depth_lens": partial(_means, {"agreement": "agreement", "kl_nats": "kl_nats", "loss_nats": "loss_nats"}, _all),
+    "second_candidate": partial(_means, {"first": "top_right", "second": "runner_up_right"}, _all),
+    "agreement_runs": _lengths,
     "block_lens": partial(_means, {"rank": "rank_layer_0"}, lambda f: (f.lens == "coda") & (f.layer == 0) & (f.cycle == 0)),
     "trajectories": partial(_means, {"step": "step", "fixed_point": "fixed_point"}, _all),
     "layer_fixed_points": partial(_means, {"apart": "apart"}, lambda f: f.layer >= 0),
