@@ -5,7 +5,8 @@
     found.save("runs/findings")                   # parquet tables and one manifest
     Findings.load("runs/findings", model)         # without the model: what was replayed so far, and formulae for the rest
 
-Prompts are kept apart in every table, so that intervals can be drawn.
+Prompts are kept apart in every table, so that intervals can be drawn. Number i is the same prompt in all of them, but not every table
+need stand on all: `Findings.of` takes tables that were measured already, the replay on fewer prompts than the probes.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
 from decoders.carried import Refinements
+from decoders.das_wave import DASWave
 from decoders.decoder import Decoder
+from decoders.hops import ANCHORS, ROUNDS, HopsResult, hops
+from decoders.named import decoder as by_label
 from decoders.outcomes import OutcomesResult
 from decoders.replay import replay, replayed
 from decoders.replay_counts import Outcome
@@ -30,6 +34,9 @@ from loopscope.records import Result, manifest, write_text
 from probes.inputs import core_of, name_of, read_prompts, start_label
 from probes.replay import replay_table
 
+if TYPE_CHECKING:
+    from probes.lens import DepthLensResult
+
 # table -> where its class is
 _KINDS = {"convergence": "probes.settling:ConvergenceResult", "depth_lens": "probes.lens:DepthLensResult",
           "settle": "probes.lens:SettleResult", "second_candidate": "probes.candidates:SecondCandidateResult",
@@ -37,6 +44,7 @@ _KINDS = {"convergence": "probes.settling:ConvergenceResult", "depth_lens": "pro
           "depth_grid": "interventions.grid:DepthGridResult", "replay": "probes.replay:ReplayResult", "hops": "decoders.hops:HopsResult",
           "outcomes": "decoders.outcomes:OutcomesResult"}
 _MANIFEST = "manifest.json"
+_REPLAYED = ("replay", "hops", "outcomes")  # tables that stand on what was decoded, not on what was probed
 _FACTS = ("depth", "start_state", "seed", "model", "task", "prompts", "new_tokens", "rounds")  # without which nothing can be replayed
 
 
@@ -45,6 +53,8 @@ class Findings:
 
     Tables: convergence, depth_lens, settle, second_candidate, agreement_runs, prefix_channels (four read policies by depth and lag),
     depth_grid, replay and hops (carried refinement); the last two are missing for a model that cannot be decoded in parallel at all.
+    meta: the settings and prompts (token ids), and what each table stands on: `stands_on`, by table, the numbers of its prompts and how
+    many new tokens followed them.
     """
 
     def __init__(self, tables: Mapping[str, Result], meta: Mapping[str, Any], model: Any = None) -> None:
@@ -55,8 +65,8 @@ class Findings:
         self._refinements: Refinements | None = None
         if self._core is not None and "replay" in self._tables and not self._tables["replay"].passes:
             texts = [text.tokens for text in self._tables["replay"].prompts()]
-            self._tables["replay"] = replay_table(self._core, self.meta["prompts"], texts, limit=self.meta["new_tokens"],
-                                                  task=self.meta["task"], model_name=self.meta["model"], progress=False, **self._options)
+            self._tables["replay"] = replay_table(self._core, self._replayed, texts, limit=self.meta["new_tokens"], task=self.meta["task"],
+                                                  model_name=self.meta["model"], progress=False, **self._options)
 
     @property
     def tables(self) -> dict[str, Result]:
@@ -67,24 +77,84 @@ class Findings:
     def _options(self) -> dict[str, Any]:
         return {name: self.meta[name] for name in ("depth", "start_state", "seed")}
 
+    @property
+    def _replayed(self) -> list[list[int]]:
+        """The prompts of the replay: the first so many."""
+        return self.meta["prompts"][: len(self._tables["replay"].prompts())]  # type: ignore[attr-defined]
+
+    @property
+    def decoders(self) -> list[Decoder]:
+        """What these findings were collected to compare, where that was noted; else none."""
+        return [by_label(label) for label in self.meta.get("decoders", ())]
+
+    @property
+    def refinements(self) -> Refinements | None:
+        """Drafts along the replayed texts, made when asked for; None without the model or a replay."""
+        if self._refinements is None and self._core is not None and "replay" in self._tables:
+            self._refinements = Refinements(self._core, self._replayed, self._tables["replay"],  # type: ignore[arg-type]
+                                            self.meta["rounds"], self.meta["start_state"], self.meta["seed"])
+        return self._refinements
+
     def outcome(self, index: int, decoder: Decoder) -> Outcome | None:
         """What `decoder` does on replayed text `index` (decoders.replay_counts.Outcome).
 
         None where it cannot be replayed, or was not before the findings were saved and they were loaded without the model.
         """
         key = index, decoder.label
-        if key not in self._outcomes and self._core is not None and "replay" in self._tables:
-            if self._refinements is None:
-                self._refinements = Refinements(self._core, self.meta["prompts"], self._tables["replay"], self.meta["rounds"],
-                                                self.meta["start_state"], self.meta["seed"])
-            made = self._refinements.outcome(index, decoder)
+        if key not in self._outcomes and (drafting := self.refinements) is not None:
+            made = drafting.outcome(index, decoder)
             made = made or replayed(self._tables["replay"].prompts()[index], decoder)
             if made is not None:
                 self._outcomes[key] = made
         return self._outcomes.get(key)
 
+    def tried(self, index: int, decoder: Decoder) -> Outcome | None:
+        """The same by decoding (decoders.carried.Refinements.tried), in place of what `outcome` said; without the model what is known."""
+        if (drafting := self.refinements) is None:
+            return self._outcomes.get((index, decoder.label))
+        made = drafting.tried(index, decoder)
+        if made is not None:
+            self._outcomes[index, decoder.label] = made
+        return made
+
     def _outcomes_table(self) -> OutcomesResult:
         return OutcomesResult.of(self._outcomes, self.meta["model"], self.meta["task"])
+
+    def trace_hops(self, anchors: int = ANCHORS) -> HopsResult:
+        """Make the table `hops` from the refinements that `outcome` draws on, from at most `anchors` places of every text.
+
+        Raises SettingError without the model, or for one that cannot be decoded in parallel.
+        """
+        if (drafting := self.refinements) is None:
+            raise SettingError("hops are drafted along replayed texts: give Findings.load the model, and one that has a replay")
+        wave = DASWave(min(self.meta["rounds"], ROUNDS, 3 * self.meta["depth"]), 1)
+        made = hops(drafting, wave, anchors=anchors, task=self.meta["task"], model_name=self.meta["model"], start=self.meta["start"])
+        self._tables["hops"] = made
+        self.meta["stands_on"] = _stands_on(self._tables, self.meta)
+        return made
+
+    @classmethod
+    def of(cls, model: Any, tables: Mapping[str, Result], prompts: Iterable[Any], *, new_tokens: int, probed_tokens: int | None = None,
+           task: str = "", model_name: str | None = None, depth: int | None = None, start_state: str | None = None, seed: int = 0,
+           rounds: int = 24, decoders: Iterable[Decoder] = ()) -> Findings:
+        """Findings of tables that were measured already, all with these settings; nothing is measured again.
+
+        prompts: texts or token ids, in the order in which the tables number them; each table may stand on some of them, the replay on
+        the first so many. new_tokens: of the replay; probed_tokens: of the texts that all else was read on (default: as many). decoders:
+        what is to be compared, noted for whoever plans from them later. rounds, start_state: as for `collect`.
+
+        Raises SettingError for a table of another kind, of a prompt that is not there, or of another start state or depth.
+        """
+        core = core_of(model)
+        depth = core.check_depth(depth)
+        ids = [own.tolist() for own in read_prompts(core, prompts, 1, "findings")]
+        meta = {"depth": depth, "start_state": start_state, "seed": seed, "model": name_of(core, model_name), "task": task,
+                "start": start_label(core, start_state), "prompts": ids, "new_tokens": new_tokens, "rounds": rounds,
+                "probed_tokens": new_tokens if probed_tokens is None else probed_tokens, "decoders": [d.label for d in decoders],
+                "injects": core.config.injects, "weights": weights_hash(core)}
+        for kind, table in tables.items():
+            _check_table(kind, table, meta)
+        return cls(tables, meta | {"stands_on": _stands_on(tables, meta)}, core)
 
     @classmethod
     def collect(cls, model: Any, prompts: Iterable[Any], *, new_tokens: int = 48, task: str = "", model_name: str | None = None,
@@ -98,17 +168,15 @@ class Findings:
         """
         import interventions
         import probes
-        from decoders.hops import ROUNDS, hops
         from interventions.controls import CONTROLS
+        from probes.runs import candidates_and_runs
 
         core = core_of(model)
         depth = core.check_depth(depth)
         ids = [own.tolist() for own in read_prompts(core, prompts, 2, "a draft behind one verified token")]
-        name, start = name_of(core, model_name), start_label(core, start_state)
+        name = name_of(core, model_name)
         own: dict[str, Any] = {"depth": depth, "start_state": start_state, "seed": seed}
         common = {**own, "task": task, "model_name": name, "progress": False}
-        meta = {**own, "model": name, "task": task, "start": start, "prompts": ids, "new_tokens": new_tokens, "rounds": rounds,
-                "injects": core.config.injects, "weights": weights_hash(core)}
         tables: dict[str, Result] = {}
         if not core.why_not_lossless:
             tables["replay"] = replay(core, ids, new_tokens, **common)
@@ -120,28 +188,21 @@ class Findings:
             texts = [greedy_continuation(core, tensor(prompt), new_tokens, **own).tolist() for prompt in ids]
         drafts = {**common, "new_tokens": new_tokens, "max_positions": max_positions}
         controls = tuple(c for c in CONTROLS if len(ids) > 1 or c != "other_prompt_v")
-        steps: dict[str, Callable[[], Result]] = {
-            "convergence": lambda: probes.convergence(core, texts, **common, **({} if nulls is None else {"nulls": nulls})),
-            "depth_lens": lambda: probes.depth_lens(core, texts, **common),
-            "second_candidate": lambda: probes.second_candidate(core, texts, **common),
-            "agreement_runs": lambda: probes.agreement_runs(core, texts, **common),
-            "prefix_channels": lambda: interventions.prefix_channels(core, ids, lags=_lags(ids), controls=controls, **drafts),
-            "depth_grid": lambda: interventions.depth_grid(core, ids, 1, **drafts)}
+        steps: dict[str, Callable[[], Sequence[Result]]] = {
+            "convergence": lambda: [probes.convergence(core, texts, **common, **({} if nulls is None else {"nulls": nulls}))],
+            "depth_lens": lambda: _with_settle(probes.depth_lens(core, texts, **common)),
+            "second_candidate": lambda: candidates_and_runs(core, texts, **common),
+            "prefix_channels": lambda: [interventions.prefix_channels(core, ids, lags=_lags(ids), controls=controls, **drafts)],
+            "depth_grid": lambda: [interventions.depth_grid(core, ids, 1, **drafts)]}
         with tqdm(total=len(steps) + ("replay" in tables), desc=f"findings {name}", unit="probe", disable=not progress) as bar:
             for kind, step in steps.items():
                 bar.set_postfix_str(kind)
-                tables[kind] = step()
+                tables |= {table.kind: table for table in step()}
                 bar.update()
-            if (lens := tables["depth_lens"]).settle is not None:  # type: ignore[attr-defined]
-                tables["settle"] = lens.settle  # type: ignore[attr-defined]
-            found = cls(tables, meta, core)
+            found = cls.of(core, tables, ids, new_tokens=new_tokens, task=task, model_name=name, rounds=rounds, **own)
             if "replay" in tables:
                 bar.set_postfix_str("hops")
-                from decoders.das_wave import DASWave
-
-                found._refinements = Refinements(core, ids, tables["replay"], rounds, start_state, seed)
-                wave = DASWave(min(rounds, ROUNDS, 3 * depth), 1)
-                found._tables["hops"] = hops(found._refinements, wave, task=task, model_name=name, start=start)
+                found.trace_hops()
                 bar.update()
         return found
 
@@ -195,6 +256,34 @@ class Findings:
         lens = self.tables["depth_lens"]._repr_html_() if "depth_lens" in self.tables else ""
         prompts = f"{len(self.meta['prompts'])} prompts ({self.meta['task'] or 'own'})"
         return f"<p>Findings of {self.meta['model']} on {prompts}, T = {self.meta['depth']}</p>{lens}{''.join(parts)}"
+
+
+def _with_settle(lens: DepthLensResult) -> list[Result]:
+    return [lens, *([lens.settle] if lens.settle is not None else [])]
+
+
+def _stands_on(tables: Mapping[str, Result], meta: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """By table: the numbers of the prompts it was measured on, and how many new tokens followed each at most."""
+    return {kind: {"prompts": sorted(int(i) for i in table.frame["prompt"].unique()),
+                   "new_tokens": meta["new_tokens"] if kind in _REPLAYED else meta.get("probed_tokens", meta["new_tokens"])}
+            for kind, table in tables.items()}
+
+
+def _check_table(kind: str, table: Result, meta: Mapping[str, Any]) -> None:
+    """Refuse what would make one plan of two settings."""
+    if kind not in _KINDS or table.kind != kind:
+        raise SettingError(f"findings have no table {kind!r} made of {table.kind}; they hold {', '.join(_KINDS)}")
+    numbers, count = sorted(int(i) for i in table.frame["prompt"].unique()), len(meta["prompts"])
+    if numbers and (numbers[-1] >= count or kind == "replay" and numbers != list(range(len(numbers)))):
+        raise SettingError(f"the table {kind} is of the prompts {numbers}, of which there are {count} here (a replay is of the first so "
+                           "many): give all prompts, in the order of the tables")
+    for column in ("model", "task", "start"):
+        other = sorted(set(table.frame[column]) - {meta[column]}) if column in table.frame else []
+        if other:
+            raise SettingError(f"the table {kind} has rows of {column} {', '.join(map(repr, other))}, these findings are of "
+                               f"{meta[column]!r}: give the rows of one {column} only")
+    if (own := table.meta.get("depth", meta["depth"])) != meta["depth"]:
+        raise SettingError(f"the table {kind} was measured at T = {own}, these findings are at T = {meta['depth']}: measure it again")
 
 
 def _lags(prompts: Sequence[Sequence[int]]) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from decoders.carried import Refinements
 from decoders.hops import hops
 from loopscope.errors import RunFolderError, SettingError
 from loopscope.random_models import make_random_core
+from probes import depth_lens
 
 PROMPTS = [[1, 2, 3, 4], [9, 8, 7, 6, 5]]
 TRIED = [Wavefront(1), DraftThenVerify(1, 3, "deep_kv"), DASWave(3, 1)]
@@ -77,6 +78,48 @@ def test_further_decoders_need_the_model(core, found, tmp_path):
 def test_the_best_of_a_plan_generates(core, found, timing):
     best = plan(found, timing(depth=5), decoders=TRIED).best
     assert best.generate(core, PROMPTS[0], 14).tokens == found.tables["replay"].prompts()[0].tokens
+
+
+def test_tables_that_were_measured_already_make_findings_whose_replay_is_on_fewer_prompts(core, timing, tmp_path):
+    from decoders.replay import replay
+
+    prompts = [[7, 7, 1], *PROMPTS]
+    names = {"task": "t", "model_name": "m", "progress": False}
+    tables = {"depth_lens": depth_lens(core, [[*p, 3, 2] for p in prompts], **names), "replay": replay(core, prompts[:2], 12, **names)}
+    made = Findings.of(core, tables, prompts, new_tokens=12, probed_tokens=2, task="t", model_name="m", rounds=4, decoders=TRIED)
+    assert all(made.tables[kind] is table for kind, table in tables.items())
+    before = [made.outcome(1, d) for d in TRIED]
+    assert all(before) and made.outcome(0, TRIED[0]) == Findings.collect(core, prompts[:1], new_tokens=12, max_positions=2, nulls=("none",),
+                                                                         rounds=2, progress=False).outcome(0, TRIED[0])
+    made.trace_hops(1)
+    loaded = Findings.load(made.save(tmp_path / "f"), core)
+    decoded = {"prompts": [0, 1], "new_tokens": 12}
+    assert loaded.meta["stands_on"] == {"depth_lens": {"prompts": [0, 1, 2], "new_tokens": 2}, "replay": decoded, "hops": decoded}
+    assert loaded.meta["prompts"] == prompts and [d.label for d in loaded.decoders] == [d.label for d in TRIED]
+    loaded._outcomes.clear()  # so that they are replayed again
+    assert [loaded.outcome(1, d) for d in TRIED] == before
+    assert plan(loaded, timing(depth=5), decoders=TRIED).frame.exact_calls.all()
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"prompts": [[1, 2]]}, r"the table depth_lens is of the prompts \[0, 1\], of which there are 1"),
+    ({"task": "code"}, "has rows of task 't', these findings are of 'code'"),
+    ({"start_state": "zero"}, "has rows of start 'keyed', these findings are of 'zero'"),
+    ({"depth": 3}, "was measured at T = 5, these findings are at T = 3"),
+    ({"tables": {"settle": "depth_lens"}}, "no table 'settle' made of depth_lens"),
+    ({"tables": {"replay": "late"}}, "a replay is of the first so many")])
+def test_tables_that_do_not_fit_are_refused(core, found, change, message):
+    lens, replay = (found.tables[kind] for kind in ("depth_lens", "replay"))
+    late = type(replay)(replay.frame[replay.frame.prompt == 1], replay.meta)
+    tables = {kind: {"depth_lens": lens, "late": late}[of] for kind, of in change.get("tables", {"depth_lens": "depth_lens"}).items()}
+    settings = {"prompts": PROMPTS, "task": "t", "model_name": "m"} | {k: v for k, v in change.items() if k != "tables"}
+    with pytest.raises(SettingError, match=message):
+        Findings.of(core, tables, settings.pop("prompts"), new_tokens=14, **settings)
+
+
+def test_hops_need_the_model(found, tmp_path):
+    with pytest.raises(SettingError, match="give Findings.load the model"):
+        Findings.load(found.save(tmp_path)).trace_hops()
 
 
 def test_it_shows_itself(found):
