@@ -1,12 +1,13 @@
 """What a block call costs on this machine: a short timing sweep, read by the plan.
 
-u(n, L) is the time of one recurrence on n rows behind a prefix of L positions, for rows of one depth (chain), rows of different depths
-(wave) and rows of branches (tree); prelude and readout likewise (docs/algorithms.md, section 4). Each is measured at two prefix lengths
+u(n, L) is the time of one recurrence on n rows behind a prefix of L positions, for rows of one depth (chain; fresh, where they are not
+the rows of the call before), rows of different depths (wave), rows of branches (tree) and a draft that reads the prefix deeper than it
+stands (deep); prelude and readout likewise (docs/algorithms.md, section 4). Each is measured at two prefix lengths
 and read as a straight line in both n and L. Cells are measured round by round, so that a machine that slows down for a while slows all of
 them alike. A cell's price is the lower quartile of its rounds: what else runs on a machine only ever adds to a time, often for seconds on
 end, and the quartile stands as long as one round in four was left alone; unlike the shortest round it does not fall as more are made.
-Resampled rounds say how uncertain prices are. What decoding costs between the calls is timed on a few short decodes (decoders/host.py)
-and kept in the same table, as part "host".
+Resampled rounds say how uncertain prices are. What decoding costs between the calls is timed on a few short decodes (decoders/host.py),
+which run between the rounds, so that they meet the same machine, and is kept in the same table, as part "host".
 """
 
 from __future__ import annotations
@@ -14,22 +15,23 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from decoders.host import FEATURES, fit_host, readout_rows, shape_of, time_decodes
+from decoders.host import FEATURES, Decodes, fit_host, readout_rows, shape_of
 from loopscope.errors import SettingError
 from loopscope.records import Result
-from loopscope.rows import At, Chain, Tree, Wave
+from loopscope.rows import At, Chain, Draft, ReadPolicy, Tree, Wave
 
 if TYPE_CHECKING:
     import numpy as np
 
     from decoders.graphs import Captured, Eager
+    from decoders.replay_counts import Outcome
     from loopscope.cache import DepthCache
     from loopscope.models.looped import LoopedCore
 
@@ -137,36 +139,40 @@ class Calibration(Result):
     def _host(self) -> dict[str, float]:
         return {shape: seconds for (part, shape, _, _), seconds in self.prices.items() if part == "host"}
 
-    def price(self, widths: Mapping[int, float], readouts: float, preludes: float, decoder: str, length: float | None = None,
-              branched: Mapping[int, float] | None = None) -> Price:
-        """What a decode is made of: block calls by their number of rows, readouts and preludes, host time included.
+    def price(self, made: Outcome, decoder: str, length: float | None = None) -> Price:
+        """What a decode's calls are made of, cell by cell: block calls by their number of rows, readouts and preludes, host time included.
 
         decoder: its label, which says what shape its calls have and about how many rows it reads at once. length: the mean prefix of
-        its calls. branched: those of `widths` in which two rows stood at one position, which makes them trees.
+        its calls. Wave calls with two rows at one position are trees.
         """
-        made: Price = Counter()
-        shape, calls, rows = shape_of(decoder), sum(widths.values()), sum(n * w for w, n in widths.items())
-        branched = branched or {}
-        at = readout_rows(decoder, rows / calls if calls else 1.0, int(self.meta.get("depth", 1)))
-        alone = readouts * (2 - at) if 1 < at < 2 else 0.0  # between one row and two: some readouts of each
-        wanted = [(n - branched.get(w, 0), "recur", w, shape if w > 1 else "chain") for w, n in widths.items()]
-        wanted += [(n, "recur", w, "tree") for w, n in branched.items()]
-        wanted += [(alone, "readout", 1, "chain"), (preludes, "prelude", 1, "chain"),
-                   (readouts - alone, "readout", max(2.0, at) if at > 1 else 1, "at" if at > 1 else "chain")]
-        for n, part, own, shaped in wanted:
+        price: Price = Counter()
+        shape, single = shape_of(decoder)
+        rows = sum(n * w for w, n in made.widths.items())
+        at = readout_rows(decoder, rows / made.recur if made.recur else 1.0, int(self.meta.get("depth", 1)))
+        alone = made.readout * (2 - at) if 1 < at < 2 else 0.0  # between one row and two: some readouts of each
+        wanted: list[tuple[float, str, float, str]] = []
+        for w, n in made.widths.items():
+            if shape == "wave":
+                wanted += [(n - made.branched.get(w, 0), "recur", w, "wave"), (made.branched.get(w, 0), "recur", w, "tree")]
+            else:
+                anew = made.fresh.get(w, 0)
+                own = "fresh" if w > 1 else single
+                wanted += [(n - anew, "recur", w, "chain"), (anew, "recur", w, own)]
+        wanted += [(alone, "readout", 1, "chain"), (made.prelude, "prelude", 1, "chain"),
+                   (made.readout - alone, "readout", max(2.0, at) if at > 1 else 1, "at" if at > 1 else "chain")]
+        for n, part, own_rows, shaped in wanted:
             if n:
-                for cell, weight in self.cells(part, own, shaped, length):
-                    made[cell] += n * weight
+                for cell, weight in self.cells(part, own_rows, shaped, length):
+                    price[cell] += n * weight
         host = {cell[1]: cell for cell in self.prices if cell[0] == "host"}
-        for name, n in zip(FEATURES, (calls, rows, readouts, preludes)):
+        for name, n in zip(FEATURES, (made.recur, rows, made.readout, made.prelude)):
             if name in host:
-                made[host[name]] += n
-        return made
+                price[host[name]] += n
+        return price
 
-    def cost(self, widths: Mapping[int, float], readouts: float, preludes: float, decoder: str, length: float | None = None,
-             branched: Mapping[int, float] | None = None) -> float:
+    def cost(self, made: Outcome, decoder: str, length: float | None = None) -> float:
         """Seconds of a decode (`price`)."""
-        return sum(n * self.prices[cell] for cell, n in self.price(widths, readouts, preludes, decoder, length, branched).items())
+        return sum(n * self.prices[cell] for cell, n in self.price(made, decoder, length).items())
 
     def resampled(self, resamples: int, seed: int = 0) -> dict[Cell, np.ndarray]:
         """Prices by rounds drawn with replacement, the same rounds for all cells: [resamples] for every cell.
@@ -243,6 +249,9 @@ def calibrate(model, *, prefix_length: int | Sequence[int] = 128, rows: Sequence
         cells = {key: partial(runner.run, key, call) for key, call in cells.items()}
     for call in cells.values():  # the first call of a shape pays for its set-up
         call()
+    middle = (lengths[0] + lengths[-1]) // 2
+    short = min(_HOST_TOKENS, core.config.context - middle)
+    decodes = Decodes(core, middle, short, seed) if host and short > 1 else None
     observations = []
     begin = time.perf_counter()
     collecting = gc.isenabled()
@@ -251,23 +260,23 @@ def calibrate(model, *, prefix_length: int | Sequence[int] = 128, rows: Sequence
         for repeat in range(repeats):
             for (part, shape, length, n), call in cells.items():
                 call()  # decoding finds its weights and code where the last such call left them; after another cell's they are elsewhere
-                calls = core.config.depth if part == "recur" and (shape == "chain" or n == 1) else 1
+                calls = core.config.depth if (part, shape) == ("recur", "chain") else 1
                 observations.append((part, shape, n, length, _time(call, core.device) / calls, repeat))
+            while decodes is not None and decodes.seconds < _HOST_SHARE * (time.perf_counter() - begin):
+                decodes.turn()
             if progress is not None:
                 progress(repeat + 1, repeats)
-            if repeat >= 2 and time.perf_counter() - begin > seconds * (1 - _HOST_SHARE * host):
+            if repeat >= 2 and time.perf_counter() - begin > seconds:
                 break
     finally:
         if collecting:
             gc.enable()
     frame = pd.DataFrame(observations, columns=list(Calibration.columns[1:]))
     frame.insert(0, "model", model_name or core.source or core.family)
-    middle = (lengths[0] + lengths[-1]) // 2
     swept = Calibration(frame, _facts(core, lengths))
     if not host:
         return swept
-    short, left = min(_HOST_TOKENS, core.config.context - middle), max(begin + seconds - time.perf_counter(), 0.0)
-    fitted = fit_host(time_decodes(core, middle, short, seed=seed, seconds=left), swept) if short > 1 else dict.fromkeys(FEATURES, 0.0)
+    fitted = dict.fromkeys(FEATURES, 0.0) if decodes is None else fit_host(decodes.timed(_QUIET), swept)
     rest = pd.DataFrame([(frame["model"][0], "host", name, 1, middle, value, 0) for name, value in fitted.items()], columns=frame.columns)
     return Calibration(pd.concat([frame, rest], ignore_index=True), swept.meta)
 
@@ -287,6 +296,7 @@ def _cells(core: LoopedCore, prefix: int, rows: Sequence[int], seed: int) -> dic
         chain = Chain(prefix, n, depth)
         each = [chain.at_depth(r) for r in range(1, depth + 1)]
         cells["recur", "chain", n] = partial(_burst, core, state[:, :n], x[:, :n], cache, each)
+        cells["recur", "fresh", n] = partial(_burst, core, state[:, :n], x[:, :n], cache, each[:1])
         cells["prelude", "chain", n] = lambda n=n, chain=chain: core.embed(new[:, :n], chain, cache)
         cells["readout", "chain", n] = lambda n=n, chain=chain: core.read(state[:, :n], chain, cache)[0].max(-1)
         if 1 < n <= depth:
@@ -298,8 +308,11 @@ def _cells(core: LoopedCore, prefix: int, rows: Sequence[int], seed: int) -> dic
         if n > 1 and depth > 1 and not getattr(core.config, "window", 0):
             tree = _tree(prefix, n, depth, prefix + width)
             cells["recur", "tree", n] = lambda n=n, tree=tree: core.recur(state[:, :n], x[:, :n], tree, cache)
+    deep = ReadPolicy.named("deep_kv", depth)
+    if depth > 1:
+        cells["recur", "deep", 1] = lambda: core.recur(state[:, :1], x[:, :1], Draft(prefix, prefix + 1, 1), cache, deep)
     if ("recur", "wave", 2) in cells:
-        cells["recur", "wave", 1] = cells["recur", "chain", 1]
+        cells["recur", "wave", 1] = cells["recur", "fresh", 1]
     return cells
 
 

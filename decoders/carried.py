@@ -150,6 +150,7 @@ class Refinements:
         ids, first = self._ids[index], text.prompt_length
         prelude = readout = rows = proposed = 0
         widths: Counter[int] = Counter()
+        fresh: Counter[int] = Counter()
         accepted, at = [], 1
         while at < len(text.tokens):
             drafts = lookup(ids[: first + at], decoder.ngram, min(decoder.block, text.limit - at - 1))
@@ -162,9 +163,11 @@ class Refinements:
             if judged:
                 accepted.append(right)
             widths[verified] += text.depth
+            fresh[verified] += 1
             prelude, readout, rows = prelude + 1, readout + 1, rows + verified * text.depth
             at += min(right + 1, verified)
-        return Outcome(sum(widths.values()), prelude, readout, rows, proposed, sum(accepted), accepted, {}, dict(sorted(widths.items())))
+        return Outcome(sum(widths.values()), prelude, readout, rows, proposed, sum(accepted), accepted, {}, dict(sorted(widths.items())),
+                       fresh=dict(sorted(fresh.items())))
 
     def _refining(self, index: int, text: Any, decoder: DASWave) -> Outcome:
         truth, at, proposed = text.tokens, 1, 0
@@ -173,11 +176,12 @@ class Refinements:
         rounds: list[int] = []
         cuts: list[int | None] = []
         widths: Counter[float] = Counter()
+        verifying: Counter[float] = Counter()
         spared = [0, 0]  # calls and rows that frozen states leave out
         while at < len(truth):
             most = min(decoder.capacity, text.limit - at - 1)
             if most == 0:
-                widths[1] += text.depth
+                verifying[1] += 1
                 at += 1
                 continue
             history = self._refined(index, text.prompt_length + at - 1, most, decoder)
@@ -204,12 +208,15 @@ class Refinements:
                 for width in full:
                     widths[width] += decoder.updates
             verified = full[-1] + decoder.bonus if ends is None else ends
-            widths[verified] += text.depth
+            verifying[verified] += 1
             at += min(right + 1, verified)
+        fresh = widths + verifying  # every recurrence of a refinement plans its reads anew
+        for verified, times in verifying.items():
+            widths[verified] += times * text.depth
         counts = das_wave_counts(accepted, len(truth), text.depth, rounds, decoder.updates, decoder.capacity, decoder.initial_width,
                                  decoder.growth, decoder.bonus, text.limit, cuts)
         return Outcome(counts.recur - spared[0], counts.prelude, counts.readout, counts.rows - spared[1], proposed, sum(accepted), runs,
-                       {}, dict(sorted((+widths).items())))
+                       {}, dict(sorted((+widths).items())), fresh=dict(sorted(fresh.items())))
 
     def rounds_from(self, index: int, place: int, decoder: DASWave) -> list[list[int]]:
         """The guesses of every round that `decoder` would make behind new token `place` (from 1 on: its block guesses from there on)."""

@@ -12,7 +12,6 @@ reaches; and how much of a tick passes inside the model's calls.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,7 @@ from decoders.draft_then_verify import DraftThenVerify
 from decoders.forced import Forced
 from decoders.generation import Generation
 from decoders.graphs import runner_for
+from decoders.outcomes import counted
 from decoders.roofline import bandwidth, traffic
 from decoders.session import Session
 from decoders.static import why_not_static
@@ -99,8 +99,7 @@ def _record(core: LoopedCore, g: Generation, inside: dict[str, float], decoder: 
 
 def _predicted(g: Generation, decoder: Decoder, calibration: Calibration) -> float:
     """Seconds of the calls that were counted, at the sweep's prices."""
-    widths = Counter(Counter(e.tick for e in g.trace if e.event == "run").values())
-    return calibration.cost(widths, g.calls.readout, g.calls.prelude, decoder.label)
+    return calibration.cost(counted(g), decoder.label)
 
 
 def behind(core: LoopedCore, decoder: Decoder, context: int, new_tokens: int, seed: int = 0,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +17,8 @@ from decoders.autoregressive import Autoregressive
 from decoders.das_wave import DASWave
 from decoders.decoder import Decoder
 from decoders.draft_then_verify import DraftThenVerify
-from decoders.generation import Generation
+from decoders.outcomes import counted
+from decoders.replay_counts import Outcome
 from decoders.wavefront import Wavefront
 
 if TYPE_CHECKING:
@@ -27,34 +28,47 @@ if TYPE_CHECKING:
 FEATURES = ("tick", "row", "readout", "prelude")  # of each, seconds of host time per one
 
 
-def time_decodes(core: LoopedCore, prefix_length: int, new_tokens: int = 24, repeats: int = 3, seed: int = 0,
-                 seconds: float = float("inf")) -> list[Generation]:
-    """The fastest of `repeats` decodes of random tokens by each of a few decoders, orders alternated.
+class Decodes:
+    """A few decoders on random tokens, timed turn by turn in alternated orders; the first turn pays for set-up and is not kept.
 
-    seconds: no further round is begun after so many, once each has been timed.
+    seconds: spent so far, all of it.
     """
-    draw = torch.Generator().manual_seed(seed)
-    prompt = torch.randint(0, core.config.vocab_size, (prefix_length,), generator=draw).tolist()
-    depth = core.config.depth
-    decoders: list[Decoder] = [Autoregressive()]
-    if depth > 1:
-        decoders += [Wavefront(1), Wavefront(1, redraft=1), DraftThenVerify(1, 8), DraftThenVerify(1, 4, "deep_kv"), DASWave(6, 1)]
-    best: dict[str, Generation] = {}
-    begin = time.perf_counter()
-    for turn in range(repeats + 1):  # the first pays for set-up
-        if turn > 1 and time.perf_counter() - begin > seconds:
-            break
-        for i in range(len(decoders)):
-            decoder = decoders[(i + turn) % len(decoders)]
-            got = decoder.generate(core, prompt, new_tokens, seed=seed)
-            if turn and (decoder.label not in best or got.seconds.decode < best[decoder.label].seconds.decode):
-                best[decoder.label] = got
-    return list(best.values())
+
+    def __init__(self, core: LoopedCore, prefix_length: int, new_tokens: int = 24, seed: int = 0) -> None:
+        draw = torch.Generator().manual_seed(seed)
+        self.core, self.new_tokens, self.seed, self.seconds, self._turn = core, new_tokens, seed, 0.0, 0
+        self.prompt = torch.randint(0, core.config.vocab_size, (prefix_length,), generator=draw).tolist()
+        self.decoders: list[Decoder] = [Autoregressive()]
+        if core.config.depth > 1:
+            self.decoders += [Wavefront(1), Wavefront(1, redraft=1), DraftThenVerify(1, 8), DraftThenVerify(1, 4, "deep_kv"), DASWave(6, 1)]
+        self._made: dict[str, Outcome] = {}
+        self._took: dict[str, list[float]] = {}
+
+    def turn(self) -> None:
+        """Decode once with each."""
+        begin = time.perf_counter()
+        for i in range(len(self.decoders)):
+            decoder = self.decoders[(i + self._turn) % len(self.decoders)]
+            got = decoder.generate(self.core, self.prompt, self.new_tokens, seed=self.seed)
+            if self._turn:
+                self._made.setdefault(decoder.label, counted(got))
+                self._took.setdefault(decoder.label, []).append(got.seconds.decode)
+        self._turn += 1
+        self.seconds += time.perf_counter() - begin
+
+    def timed(self, quantile: float) -> list[tuple[str, Outcome, float]]:
+        """(label, what it made, that quantile of its decodes' seconds) of each; the turns that are missing for it are made up for."""
+        while self._turn < 2:
+            self.turn()
+        ordered = {label: sorted(took) for label, took in self._took.items()}
+        return [(label, self._made[label], took[int(quantile * (len(took) - 1))]) for label, took in ordered.items()]
 
 
-def shape_of(decoder: str) -> str:
-    """The shape of the calls that a decoder, by its label, makes on several rows at once."""
-    return "wave" if decoder.startswith(("WFD", "LoopSpec")) else "chain"
+def shape_of(decoder: str) -> tuple[str, str]:
+    """The shapes of the calls that a decoder, by its label, makes: on several rows at once, and on one fresh row."""
+    if decoder.startswith(("WFD", "LoopSpec")):
+        return "wave", "wave"
+    return "chain", "deep" if decoder.startswith("DtV") and " deep_" in decoder else "fresh"
 
 
 def readout_rows(decoder: str, mean_width: float, depth: int) -> float:
@@ -83,20 +97,17 @@ def _full_wave(depth: int, draft_depth: int, redraft: int | None) -> tuple[float
     return sum(n for n, _ in read) / len(read), sum(n for _, n in read) / len(read)
 
 
-def fit_host(generations: list[Generation], swept: Calibration) -> dict[str, float]:
+def fit_host(decodes: Sequence[tuple[str, Outcome, float]], swept: Calibration) -> dict[str, float]:
     """Seconds of host time per tick, row, readout and prelude: non-negative least squares of what the calls leave unexplained.
 
-    swept: the sweep, without host time. Every decode counts by its relative error, so that a long one does not decide alone.
+    decodes: label, what was called, and seconds of each. swept: the sweep, without host time. Every decode counts by its relative error,
+    so that a long one does not decide alone.
     """
     import numpy as np
     from scipy.optimize import nnls
 
-    left, counted, weight = [], [], []
-    for g in generations:
-        widths = Counter(Counter(e.tick for e in g.trace if e.event == "run").values())
-        left.append(g.seconds.decode - swept.cost(widths, g.calls.readout, g.calls.prelude, g.decoder))
-        counted.append([g.calls.recur, g.rows, g.calls.readout, g.calls.prelude])
-        weight.append(1 / g.seconds.decode)
-    w = np.array(weight)
-    fitted, _ = nnls(np.array(counted, dtype=float) * w[:, None], np.maximum(left, 0) * w)
+    left = np.array([seconds - swept.cost(made, label) for label, made, seconds in decodes])
+    done = np.array([[made.recur, made.rows, made.readout, made.prelude] for _, made, _ in decodes], dtype=float)
+    w = 1 / np.array([seconds for _, _, seconds in decodes])
+    fitted, _ = nnls(done * w[:, None], np.maximum(left, 0) * w)
     return dict(zip(FEATURES, fitted.tolist()))

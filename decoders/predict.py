@@ -148,7 +148,7 @@ def predict(decoder: Decoder, agreement: Agreement, calibration: Calibration, de
     u, host = calibration.seconds, calibration.host
     p, c = u("prelude", 1), u("readout", 1)
     if isinstance(decoder, Autoregressive):
-        return Prediction(depth, depth * u("recur", 1) + p + c + host(depth, depth, 1, 1), 0.0)
+        return Prediction(depth, u("recur", 1, "fresh") + (depth - 1) * u("recur", 1) + p + c + host(depth, depth, 1, 1), 0.0)
     if isinstance(decoder, DraftThenVerify):
         return _draft_then_verify(decoder, agreement, u, host, depth, p, c)
     if isinstance(decoder, DASWave):
@@ -165,14 +165,19 @@ def _draft_then_verify(decoder, agreement, u, host, depth, p, c) -> Prediction |
     committed = accepted + 1
     if decoder.read == "aligned":  # every row's first d recurrences are reused; the last row drafts nothing
         calls = (block + 1) * d + depth - d
-        recur = (block + 1) * d * u("recur", 1) + (depth - d) * u("recur", block + 1)
+        recur = (block + 1) * (u("recur", 1, "fresh") + (d - 1) * u("recur", 1)) + _verification(u, block + 1, depth - d)
         rows = (block + 1) * depth
     else:  # drafted states are not the target's: verification starts afresh
         calls = block * d + depth
-        recur = block * d * u("recur", 1) + depth * u("recur", block + 1)
+        recur = block * d * u("recur", 1, "deep") + _verification(u, block + 1, depth)
         rows = block * d + (block + 1) * depth
     seconds = recur + (block + 1) * p + block * c + u("readout", block + 1) + host(calls, rows, block + 1, block + 1)
     return Prediction(calls / committed, seconds / committed, accepted)
+
+
+def _verification(u, rows: int, recurrences: int) -> float:
+    """Recurrences of the same rows, one depth after the other: how they attend is planned for the first."""
+    return u("recur", rows, "fresh") + (recurrences - 1) * u("recur", rows) if recurrences else 0.0
 
 
 def _wavefront(decoder, agreement, u, host, depth, p, c) -> Prediction | None:
@@ -202,7 +207,7 @@ def _das_wave(decoder, agreement, u, host, depth, p, c, injects) -> Prediction |
     accepted = frontier_accepted(error, rounds, k, decoder.initial_width, proposals)
     committed = accepted + 1  # a correction or a bonus token ends every block
     calls = rounds * k + depth
-    recur = sum(k * u("recur", w) for w in widths) + depth * u("recur", proposals + 1)
+    recur = sum(k * u("recur", w, "fresh") for w in widths) + _verification(u, proposals + 1, depth)
     ends = sum(u("prelude", w) + u("readout", w) for w in [*widths, proposals + 1])
     rows = k * sum(widths) + depth * (proposals + 1)
     return Prediction(calls / committed, (recur + ends + host(calls, rows, rounds + 1, rounds + 1)) / committed, accepted)

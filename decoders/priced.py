@@ -41,8 +41,7 @@ class Played:
 
     @classmethod
     def of(cls, decoder: Decoder, texts: Sequence[Pass], outcomes: Sequence[Outcome], calibration: Calibration) -> Played:
-        prices = [calibration.price(o.widths, o.readout, o.prelude, decoder.label, t.prompt_length + t.lanes / 2, o.branched)
-                  for t, o in zip(texts, outcomes)]
+        prices = [calibration.price(o, decoder.label, t.prompt_length + t.lanes / 2) for t, o in zip(texts, outcomes)]
         return cls(np.array([o.recur for o in outcomes], float), np.array([t.lanes for t in texts], float),
                    np.array([o.accepted for o in outcomes], float), np.array([len(o.runs) for o in outcomes], float), prices,
                    all(o.exact for o in outcomes))

@@ -45,7 +45,8 @@ class Text:
 @dataclass(frozen=True)
 class Outcome:
     """Predicted counts after prefill, as decoders.generation.Generation counts them. widths: block calls by rows per call; branched:
-    those of them in which two rows stood at one position.
+    those of them in which two rows stood at one position; fresh: of calls on chains, those on other rows than the call before, for which
+    the way they attend is planned anew.
 
     exact: whether recur, proposed, accepted and runs are; rows_exact: whether rows, widths, prelude and readout are; note: why not.
     """
@@ -63,6 +64,7 @@ class Outcome:
     rows_exact: bool = True
     note: str = ""
     branched: dict[int, int] = field(default_factory=dict)
+    fresh: dict[int, int] = field(default_factory=dict)
 
 
 def rereading(depths: Sequence[int], full: int) -> Branching:
@@ -268,6 +270,7 @@ def block_counts(drafts: Sequence[int] | Chain, text: Text, full: int, draft_dep
     """Draft-then-verify; drafts as for `blocks`, made at `draft_depth`. reuse: aligned reads, whose states verification goes on from."""
     recur = prelude = readout = rows = 0
     widths: Counter = Counter()
+    fresh: Counter = Counter()
     accepts: dict[int, bool] = {}
     runs, uncertain = [], False
     for block in blocks(drafts, text, size):
@@ -278,6 +281,8 @@ def block_counts(drafts: Sequence[int] | Chain, text: Text, full: int, draft_dep
         prelude, readout = prelude + block.rows, readout + block.drafts + 1
         widths[1] += alone
         widths[block.rows] += together
+        fresh[1] += (block.rows if reuse else alone) if block.drafts else 1
+        fresh[block.rows] += together > 0
         accepts |= {block.anchor + j + 1: True for j in range(block.accepted)}
         if block.rejected:
             accepts[block.anchor + block.accepted + 1] = False
@@ -286,4 +291,4 @@ def block_counts(drafts: Sequence[int] | Chain, text: Text, full: int, draft_dep
             runs.append(block.accepted)
     note = "a draft behind a wrong one may be an end of text, which cuts its block" if uncertain else ""
     return Outcome(recur, prelude, readout, rows, len(accepts), sum(accepts.values()), runs, accepts,
-                   dict(sorted((+widths).items())), not uncertain, not uncertain, note)
+                   dict(sorted((+widths).items())), not uncertain, not uncertain, note, fresh=dict(sorted((+fresh).items())))

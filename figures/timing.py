@@ -7,6 +7,8 @@ from figures import style
 PARTS = {"recur": "core (one recurrence)", "prelude": "prelude", "readout": "coda and head"}
 SHAPES = {  # how the rows lie -> (marker, colour, label)
     "chain": ("o", "#222222", "a block: consecutive positions, one depth"),
+    "fresh": ("v", "#EE7733", "a block on other rows than the call before"),
+    "deep": ("P", "#009988", "a draft that reads deeper than it stands"),
     "wave": ("D", "#0077BB", "a wave: consecutive positions, each at its own depth"),
     "at": ("^", "#882255", "a check and a draft, far apart"),
     "tree": ("s", "#CC3311", "two branches from one root"),
@@ -45,8 +47,8 @@ def draw(frame, *, model=None):
     return style.finish(
         fig,
         f"{model}: what one call costs on this machine",
-        f"Lines: lower quartile of {each.min()} to {each.max()} rounds, which is what the plan reads; bands: up to the upper quartile. "
-        "Prefix: positions before the rows.",
+        f"Lines: lower quartile of {'-'.join(map(str, sorted({each.min(), each.max()})))} rounds, which is what the plan reads; bands: up "
+        "to the upper quartile. Prefix: positions before the rows.",
         f"Lines of milliseconds per call against rows on {model}: {'; '.join(said)}.",
         list({h.get_label(): h for ax in axes for h in style.handles_of(ax)}.values()),
         2,

@@ -2,9 +2,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from decoders import Wavefront
+from decoders import Autoregressive, DASWave, DraftThenVerify, PromptLookup, Wavefront
 from decoders.calibrate import Calibration, calibrate
-from decoders.host import readout_rows
+from decoders.carried import Refinements
+from decoders.host import Decodes, fit_host, readout_rows
+from decoders.outcomes import counted
+from decoders.replay import replay, replayed
+from decoders.replay_counts import Outcome
 from loopscope.errors import SettingError
 
 
@@ -14,6 +18,7 @@ def test_the_sweep_measures_every_part_at_every_row_count(random_core, family, t
     result = calibrate(core, prefix_length=20, rows=(1, 2, 4, 16), repeats=3)
     cells = set(map(tuple, result.frame[["part", "shape", "rows"]].drop_duplicates().to_numpy().tolist()))
     assert {("recur", "chain", n) for n in (1, 2, 4, 16)} <= cells
+    assert {("recur", "fresh", n) for n in (1, 2, 4, 16)} <= cells and ("recur", "deep", 1) in cells
     assert {("recur", "wave", n) for n in (1, 2, 4)} <= cells and ("recur", "wave", 16) not in cells  # T = 8
     assert {("prelude", "chain", 1), ("readout", "chain", 16), ("readout", "at", 2), ("recur", "tree", 16)} <= cells
     swept, host = result.frame[result.frame.part != "host"], result.frame[result.frame.part == "host"]
@@ -60,6 +65,11 @@ def swept(cells: dict[tuple[str, str, int, int], list[float]]) -> Calibration:
     return Calibration(pd.DataFrame(rows, columns=list(Calibration.columns)), {"depth": 8, "injects": True})
 
 
+def calls(widths, readout=0, prelude=0, **more) -> Outcome:
+    """What a decode of so many block calls by rows, readouts and preludes made."""
+    return Outcome(sum(widths.values()), prelude, readout, sum(w * n for w, n in widths.items()), 0, 0, [], {}, widths, **more)
+
+
 def test_a_longer_prefix_costs_what_lies_on_the_line_through_the_two_that_were_measured():
     table = swept({("recur", "chain", length, n): [base + n] for length, base in ((64, 1.0), (192, 3.0)) for n in (1, 4)})
     assert table.seconds("recur", 1, length=64) == 2 and table.seconds("recur", 1, length=192) == 4
@@ -71,11 +81,41 @@ def test_a_longer_prefix_costs_what_lies_on_the_line_through_the_two_that_were_m
 
 
 def test_trees_have_a_price_of_their_own():
-    table = swept({("recur", "chain", 64, 1): [1.0], ("recur", "wave", 64, 2): [2.0], ("recur", "tree", 64, 2): [7.0],
+    table = swept({("recur", "wave", 64, 1): [1.0], ("recur", "wave", 64, 2): [2.0], ("recur", "tree", 64, 2): [7.0],
                    ("readout", "chain", 64, 1): [0.0], ("prelude", "chain", 64, 1): [0.0]})
     assert table.has("recur", "tree") and not table.has("recur", "ring")
-    assert table.cost({1: 3, 2: 4}, 0, 0, "LoopSpec d1=1 d2=2", branched={2: 1}) == 3 * 1 + 3 * 2 + 7
-    assert table.cost({1: 3, 2: 4}, 0, 0, "LoopSpec d1=1 d2=2") == 3 * 1 + 4 * 2
+    assert table.cost(calls({1: 3, 2: 4}, branched={2: 1}), "LoopSpec d1=1 d2=2") == 3 * 1 + 3 * 2 + 7
+    assert table.cost(calls({1: 3, 2: 4}), "LoopSpec d1=1 d2=2") == 3 * 1 + 4 * 2
+
+
+def test_calls_whose_rows_are_new_have_a_price_of_their_own():
+    """One for many rows, one for one row, and one for a draft that reads deeper; a wave's calls are all planned anew, in its own price."""
+    table = swept({("recur", "chain", 64, 1): [1.0], ("recur", "chain", 64, 4): [2.0], ("recur", "fresh", 64, 1): [10.0],
+                   ("recur", "fresh", 64, 4): [20.0], ("recur", "deep", 64, 1): [100.0], ("recur", "wave", 64, 1): [7.0],
+                   ("recur", "wave", 64, 4): [7.0], ("readout", "chain", 64, 1): [0.0], ("prelude", "chain", 64, 1): [0.0]})
+    made = calls({1: 5, 4: 6}, fresh={1: 2, 4: 1})
+    assert table.cost(made, "DtV d=1 K=3") == 3 * 1 + 2 * 10 + 5 * 2 + 20 == table.cost(made, "DAS-Wave J=2 k=1 deep_kv")
+    assert table.cost(made, "DtV d=1 K=3 deep_kv") == 3 * 1 + 2 * 100 + 5 * 2 + 20
+    assert table.cost(made, "WFD d=1") == 11 * 7
+    unmeasured = swept({("recur", "chain", 64, 1): [1.0], ("readout", "chain", 64, 1): [0.0], ("prelude", "chain", 64, 1): [0.0]})
+    assert unmeasured.cost(calls({1: 5}, fresh={1: 2}), "DtV d=1 K=3 deep_kv") == 5
+
+
+@pytest.mark.parametrize("family", ["huginn", "ouro"])
+def test_new_rows_are_foretold_as_a_decode_has_them(random_core, family):
+    core = random_core(family, gain=0.3, depth=5, n_core=1, vocab_size=48)
+    prompt = [1, 2, 3]
+    table = replay(core, [prompt], 20, progress=False)
+    drafting = Refinements(core, [prompt], table)
+    seen = set()
+    for decoder in (Autoregressive(), DraftThenVerify(1, 4), DraftThenVerify(2, 3), DraftThenVerify(1, 4, "deep_kv"), DASWave(3, 1),
+                    PromptLookup(4, 2)):
+        g = decoder.generate(core, prompt, 20)
+        made, told = counted(g), replayed(table.passes[0], decoder) or drafting.outcome(0, decoder)
+        assert told.widths == made.widths and told.fresh == made.fresh, decoder.label
+        assert (made.recur, made.prelude, made.readout, made.rows) == (*g.calls, g.rows)
+        seen |= {n > 1 for n in told.fresh}
+    assert seen == {True, False}
 
 
 def test_the_sweep_says_how_uncertain_it_is():
@@ -91,32 +131,31 @@ def test_the_sweep_says_how_uncertain_it_is():
 
 def test_counted_cells_times_their_prices_are_the_cost(timing):
     table = timing(recur=2.0, prelude=1.0, readout=3.0, per_row=0.5)
-    what = ({1: 10, 3: 4}, 6, 2, "WFD d=1")
+    what = calls({1: 10, 3: 4}, readout=6, prelude=2), "WFD d=1"
     assert sum(n * table.prices[cell] for cell, n in table.price(*what).items()) == pytest.approx(table.cost(*what))
     assert table.cost(*what) == pytest.approx(10 * 2 + 4 * 3 + 6 * 3 + 2)
 
 
 def test_what_the_calls_leave_unexplained_is_laid_on_ticks_rows_readouts_and_preludes(random_core, timing):
     """Decodes whose seconds are made up from known host costs give those costs back."""
-    from dataclasses import replace
-
-    from decoders import Autoregressive, DASWave, DraftThenVerify, Wavefront
-    from decoders.generation import Seconds
-    from decoders.host import fit_host
-
     core, swept = random_core("huginn", depth=6), timing(recur=2.0, prelude=1.0, readout=3.0, per_row=0.5)
     true = {"tick": 0.7, "row": 0.2, "readout": 0.9, "prelude": 0.4}
     made = []
     for d in (Autoregressive(), Wavefront(1), Wavefront(2, redraft=1), DraftThenVerify(1, 4), DASWave(3, 1)):
         g = d.generate(core, [1, 2, 3], 20)
-        counted = (g.calls.recur, g.rows, g.calls.readout, g.calls.prelude)
-        widths = {}
-        for tick in {e.tick for e in g.trace if e.event == "run"}:
-            n = sum(e.tick == tick for e in g.trace if e.event == "run")
-            widths[n] = widths.get(n, 0) + 1
-        seconds = swept.cost(widths, g.calls.readout, g.calls.prelude, g.decoder) + sum(a * b for a, b in zip(counted, true.values()))
-        made.append(replace(g, seconds=Seconds(0.0, seconds)))
+        features = (g.calls.recur, g.rows, g.calls.readout, g.calls.prelude)
+        made.append((d.label, counted(g), swept.cost(counted(g), d.label) + sum(a * b for a, b in zip(features, true.values()))))
     assert fit_host(made, swept) == pytest.approx(true, rel=1e-6)
+
+
+def test_host_decodes_turn_and_a_disturbed_turn_does_not_move_them(random_core):
+    decodes = Decodes(random_core("huginn", gain=0.3, depth=4, n_core=1, vocab_size=48), 8, 6)
+    first = decodes.timed(0.25)
+    assert {label for label, _, _ in first} == {d.label for d in decodes.decoders} and decodes.seconds > 0
+    decodes._took["AR"] = [3.0, 1.0, 2.0, 1000.0, 1000.0]
+    assert {label: seconds for label, _, seconds in decodes.timed(0.25)}["AR"] == 2.0
+    alone = Decodes(random_core("ouro", depth=1, n_core=1, vocab_size=48), 8, 6)
+    assert [label for label, _, _ in alone.timed(0.25)] == ["AR"]
 
 
 _WAVES = [(1, None), (3, None), (4, None), (8, None), (1, 1), (1, 2), (3, 1), (3, 2), (4, 1), (8, 1)]
@@ -128,11 +167,11 @@ def test_rows_per_readout_of_a_wave_are_those_of_a_decode(random_core, draft_dep
     core = random_core("huginn", gain=0.0, depth=16, n_core=1, context=1024)
     read, rows = type(core).read, []
 
-    def counted(self, state, *more, **named):
+    def watched(self, state, *more, **named):
         rows.append(state.shape[1])
         return read(self, state, *more, **named)
 
-    monkeypatch.setattr(type(core), "read", counted)
+    monkeypatch.setattr(type(core), "read", watched)
     g = Wavefront(draft_depth, redraft=redraft).generate(core, [1, 2, 3], 200)
     assert g.accepted == g.proposed > 150
     expected = readout_rows(g.decoder, g.rows / g.calls.recur, 16)
@@ -145,7 +184,7 @@ def test_a_readout_between_one_row_and_two_is_priced_between_them(timing):
     price = Calibration(pd.concat([table.frame, at], ignore_index=True), table.meta)
 
     def readout(lanes):
-        return price.cost({lanes: 1}, 1, 0, "WFD d=8 re=1") - price.cost({lanes: 1}, 0, 0, "WFD d=8 re=1")
+        return price.cost(calls({lanes: 1}, readout=1), "WFD d=8 re=1") - price.cost(calls({lanes: 1}), "WFD d=8 re=1")
 
     assert readout(1) == pytest.approx(2.0)
     share = 1.125 * 3 / 2 - 1  # of two full lanes 1.125 are read at once
