@@ -7,21 +7,26 @@ from dataclasses import replace
 from figures import intervals, marks, style
 
 ENOUGH = 5  # runs: a rate of fewer is noise
+_SINGLE = 8  # places that are drawn one by one; more are taken together by powers of two, for lines that can be followed
 COLUMNS = ("model", "task", "prompt", "decoder", "position", "reached", "accepted")
 
 
 def draw(frame, *, model=None):
-    """A column per task: acceptance rate by place in the run above, runs that reached the place below."""
+    """A column per task: acceptance rate by place in the run above, runs that reached the place below.
+
+    Beyond 8 places, places are taken together: 1, 2, 3-4, 5-8, 9-16, ...
+    """
     style.check(frame, COLUMNS, "acceptance")
     return rates_and_counts(
-        frame,
+        together(frame),
         model,
         "acceptance",
         "place of the draft in its run (1 = first)",
         ("accepted / reached", "runs that reached it"),
         ("acceptance by position", "Lines of acceptance rate by place in the run", "At the first place"),
-        "A run ends at the first rejected draft; rates are pooled over prompts and drawn where {enough} runs or more got "
-        "there (of a decoder with fewer everywhere, all of them)",
+        "A run ends at the first rejected draft; rates are pooled over prompts and over places that stand together, and "
+        "drawn where {enough} drafts or more were judged (of a decoder with fewer everywhere, all). Below: runs that reached the first of "
+        "such places",
     )
 
 
@@ -39,7 +44,7 @@ def rates_and_counts(frame, model, kind, across, upwards, words, note):
         lowest, furthest = min(lowest, rates[["mean", "low"]].min().min()), max(furthest, int(rates["position"].max()))
         upper.set_title(task or "prompts")
         for decoder, look in looks(decoders).items():
-            reached = part[part["decoder"] == decoder].groupby("position")["reached"].sum()
+            reached = part[part["decoder"] == decoder].groupby("position")["runs" if "runs" in part else "reached"].sum()
             reached = reached[reached > 0]
             table = reached.rename("mean").reset_index()
             marks.line(lower, table, "position", look, band=False, linewidth=1.3)
@@ -49,9 +54,9 @@ def rates_and_counts(frame, model, kind, across, upwards, words, note):
         said += [f"{task} {r.decoder} {r.mean:.2f}" for r in first[["decoder", "mean"]].itertuples()]
     places = [p for p in sorted(frame["position"].unique()) if p <= furthest]  # beyond, counts alone would take half of the axis
     for lower in axes[1]:
-        lower.set_xticks(places[:: max(1, len(places) // 8)])
+        _places(lower, places, frame)
         lower.set_xlim(places[0] - 0.04 * len(places) - 0.1, furthest + 0.04 * len(places) + 0.1)
-    axes[0, 0].set_ylim(max(0.0, lowest - 0.04), 1.02)
+    rate_axis(axes[0, 0], lowest - 0.04)
     axes[0, 0].set_ylabel(upwards[0])
     axes[1, 0].set_ylabel(upwards[1])
     return style.finish(
@@ -72,9 +77,39 @@ def panel(ax, part, decoders, band=True):
     rates = rates[enough | alone]
     for decoder, look in looks(decoders).items():
         marks.line(ax, rates[rates["decoder"] == decoder], "position", look, decoder, band=band)
-    positions = sorted(rates["position"].unique())
-    ax.set_xticks(positions[:: max(1, len(positions) // 8)])
+    _places(ax, sorted(rates["position"].unique()), part)
     return rates
+
+
+def together(frame):
+    """The table with places taken together where there are many: position counts the groups from 1, words names them ('3-4').
+
+    reached and accepted are sums over a group's places, runs is how many reached its first. A table of few places stays as it is.
+    """
+    if frame["position"].max() <= _SINGLE:
+        return frame
+    group = (frame["position"] - 1).map(lambda place: int(place).bit_length())  # 1 | 2 | 3-4 | 5-8 | ...: last places are powers of two
+    first = group.map(lambda n: 1 + (1 << n) // 2)
+    runs = frame["reached"].where(frame["position"] == first, 0)
+    keys = ["model", "task", "prompt", "decoder", "position"]
+    summed = frame.assign(runs=runs, position=group + 1).groupby(keys, observed=True, as_index=False)[["reached", "accepted", "runs"]].sum()
+    names = {n: str(1 << (n - 1)) if n < 3 else f"{1 + (1 << (n - 2))}-{1 << (n - 1)}" for n in summed["position"].unique()}
+    return summed.assign(words=summed["position"].map(names))
+
+
+def rate_axis(ax, low):
+    """From `low` up to 1, with room for marks at 1 and no tick beyond it."""
+    ax.set_ylim(max(0.0, low), 1.02)
+    ax.set_yticks([tick for tick in ax.get_yticks() if max(0.0, low) <= tick <= 1.0001])
+
+
+def _places(ax, places, frame):
+    """Ticks at the places, by their names where they have some, thinned."""
+    if "words" in frame:
+        names = dict(zip(frame["position"], frame["words"]))
+        ax.set_xticks(places, [names[p] for p in places])
+    else:
+        ax.set_xticks(places[:: max(1, len(places) // 8)])
 
 
 def looks(decoders):

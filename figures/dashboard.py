@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
-from figures import acceptance, convergence, depth_lens, intervals, predicted, prefix_channels, published as papers, ratios, speedup, style
+from figures import acceptance, advice, convergence, depth_lens, intervals, predicted, prefix_channels, ratios, speedup, style
+from figures import published as papers
 from interventions.effects import NOISE
 from loopscope.errors import SettingError
 
@@ -22,7 +22,7 @@ TABLES = {  # what the page is made of, and the columns it needs
 
 
 def draw(frame: Mapping, *, model=None, task=None, start=None, published=False):
-    """frame: {table name: table}. Six panels for one model and one task (default: the task with the largest measured speedup).
+    """frame: {table name: table}. Six panels for one model and one task (default: the first, whichever decodes fastest).
 
     A panel whose table is missing says so. The two lines on top are computed from the tables, never from a hope.
     published: also the papers' values, in panels 1, 2 and 5.
@@ -46,8 +46,9 @@ def draw(frame: Mapping, *, model=None, task=None, start=None, published=False):
     if "bench" in tables:
         tables["bench"] = style.labelled(tables["bench"])
     pairs = ratios.per_prompt(tables["bench"]) if "bench" in tables else None
-    tasks = style.order([x for t in tables.values() if "task" in t for x in t["task"].unique()], style.TASKS)
-    task = task or (pairs.groupby("task")["time_speedup"].max().idxmax() if pairs is not None and len(pairs) else tasks[0] if tasks else "")
+    held = [pairs] if pairs is not None and len(pairs) else [t for t in tables.values() if "task" in t]
+    tasks = style.order([x for t in held for x in t["task"].unique()], style.TASKS)
+    task = task or next(iter(tasks), "")
     fig = style.figure(15, 9.4)
     halves = fig.subfigures(2, 1)  # each row finds its own column widths: decoder names are long, depths are not
     axes = [*halves[0].subplots(1, 3), *halves[1].subplots(1, 3, width_ratios=[1.15, 1, 1])]
@@ -81,8 +82,9 @@ def draw(frame: Mapping, *, model=None, task=None, start=None, published=False):
     fig = style.finish(
         fig,
         f"{model}: {lines[0]}",
-        f"Panels 1, 4, 5 and 6: {task or 'all'} prompts; 2 and 3: every task. Bands, bars and whiskers: 95 % bootstrap interval over "
-        f"prompts. Speeds: decode seconds of AR over the decoder's, mean of per-prompt ratios{_left_out(pairs, task)}. "
+        f"Panels 1, 4, 5 and 6: {task or 'all'} prompts{_counted(tables, task)}; 2 and 3: every task. Bands, bars and whiskers: 95 % "
+        "bootstrap interval over prompts. Speeds: decode seconds of AR over the decoder's, mean of per-prompt ratios"
+        f"{_left_out(pairs, task)}. "
         + (f"6: all seconds over all seconds; {predicted.EXACT}: block calls predicted exactly, {predicted.ESTIMATED}: estimated. "
            if "plan" in tables else "")
         + " ".join([lines[2], *[f"{papers.CAPTION}."] * bool(theirs)]),
@@ -120,6 +122,16 @@ def _few(pairs) -> list[str]:
     return (["AR"] + [d for d in first if d != "AR"] + rest)[:_MOST]
 
 
+def _counted(tables, task) -> str:
+    """' (16 probed, 10 timed)'."""
+    said = []
+    for kind, word in (("depth_lens", "probed"), ("bench", "timed")):
+        if kind in tables:
+            part = tables[kind]
+            said.append(f"{part.loc[part['task'].astype(str) == task, 'prompt'].nunique()} {word}")
+    return f" ({', '.join(said)})" if said else ""
+
+
 def _left_out(pairs, task) -> str:
     """'; 3 more decoders in the figure of speeds' where the panels do not show all."""
     n = 0 if pairs is None else pairs.loc[pairs["task"] == task, "decoder"].nunique() - _MOST
@@ -140,7 +152,7 @@ def _published(axes, tables, task, start):
 
 
 def headline(tables, task=None):
-    """(Mature-V in a sentence, the fastest decoder in a sentence, the equality of tokens in a sentence)."""
+    """(Mature-V in a sentence, the decoder to use in a sentence, the equality of tokens in a sentence)."""
     first = "Mature-V was not measured."
     if "prefix_channels" in tables:
         frame = _one_start(tables["prefix_channels"])
@@ -156,20 +168,13 @@ def headline(tables, task=None):
             first = "Mature-V: " + ", ".join(said)
     second, third = "No decoder was timed.", ""
     if "bench" in tables:
-        pairs = ratios.per_prompt(tables["bench"])
-        here = pairs[(pairs["decoder"] != "AR") & ((pairs["task"] == task) if task else True)]
-        top = ratios.fastest(here)
-        if top is not None:
-            doubt = top.doubt if len(top.rivals) < 2 else replace(top, rivals=top.rivals[:1]).doubt + f" and {len(top.rivals) - 1} more"
-            second = f"Best mean time: {top.decoder}, {top.mean:.2f}x {top.interval} AR, {top.calls:.1f}x in calls" + (
-                f" ({task})" if task else ""
-            ) + (f"; {doubt}" if doubt else "")
+        second = next((found.short for found in advice.of_tables(tables) if found.task == (task or found.task)), second)
         third = speedup.same_tokens(ratios.equality(tables["bench"]))
     return first, second, third
 
 
 def _one_start(frame):
-    return style.choose(frame, "start", None, "prefix_channels", ("keyed", "embedding", "zero"))[0]
+    return style.choose(frame, "start", None, "prefix_channels", style.OWN_START)[0]
 
 
 def _convergence(ax, part):
@@ -204,17 +209,17 @@ def _channels(ax, part):
         line.set_markersize(9)
     ax.set_xticks(range(len(tasks)), [t or "prompts" for t in tasks])
     ax.set_xlabel(f"prompts (draft depth {int(table['depth'].min())}, lag {int(table['lag'].min())}; 0 = aligned draft)")
-    ax.set_ylabel("change in top-1 agreement")
+    style.points(ax.yaxis)
     low, high = ax.get_ylim()
     ax.set_ylim(low, high + 0.32 * (high - low))
     ax.legend(loc="upper left", ncols=3, columnspacing=1.0, handlelength=1.2)
 
 
 def _acceptance(ax, part):
-    decoders = style.decoders_in_order(part["decoder"])
+    part, decoders = acceptance.together(part), style.decoders_in_order(part["decoder"])
     rates = acceptance.panel(ax, part, decoders, band=len(decoders) <= 4)
     low = min(rates["mean"].min(), rates["low"].min() if len(decoders) <= 4 else 1.0)
-    ax.set_ylim(max(0.0, low - 0.05), 1.02)
+    acceptance.rate_axis(ax, low - 0.05)
     ax.set_ylabel("accepted / reached")
     ax.set_xlabel("place of the draft in its run")
     ax.legend(loc="upper center", bbox_to_anchor=(0.45, -0.15), ncols=2, columnspacing=0.8, handlelength=2.2, fontsize=style.TICK - 1)

@@ -149,7 +149,7 @@ def draw(frame, *, model=None):
             ax.set_xlabel(PROBES[probe])
         low, high = axes[row, 0].get_ylim()  # shared by the row; the words in the corners stand below the lowest mark
         ticks = [t for t in axes[row, 0].get_yticks() if max(low, 0) <= t <= 1]
-        axes[row, 0].set_ylim(low - 0.06 * frame[frame["task"] == task]["decoder"].nunique() * (high - low), high)
+        axes[row, 0].set_ylim(low - 0.085 * frame[frame["task"] == task]["decoder"].nunique() * (high - low), high)
         axes[row, 0].set_yticks(ticks)
         axes[row, 0].set_ylabel("drafts accepted / proposed")
     return style.finish(

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from figures import claims, draw, predicted, save, style, summaries, words
+from figures import advice, claims, draw, intervals, predicted, save, style, summaries, words
 from figures.drawing import Drawn, drawn
 from figures.gallery import Plate, models, plates, slugs
 from loopscope.records import write_text
@@ -34,12 +34,13 @@ COMMANDS = {  # how to get a table again; {model} is filled in
     "depth_grid": "loopscope intervene {model}",
     "factorial": "loopscope factorial {model} --task {task}",
 }
+AGAIN = ("convergence", "prefix_effects", "bench", "plan")  # tables whose numbers stand in sentences, their commands below
 GROUPS = (
-    ("What was seen inside", ("convergence", "depth_lens", "settle")),
+    ("What was seen inside", ("convergence", "depth_lens", "settle", "second_candidate", "agreement_runs")),
     ("Does Mature-V hold?", ("prefix_channels", "prefix_effects", "depth_grid")),
     (
         "Which decoder follows, and how fast it was",
-        ("plan", "miss", "bench", "acceptance", "acceptance_by_depth", "join", "factorial", "trace", "timing"),
+        ("hops", "plan", "miss", "bench", "acceptance", "acceptance_by_depth", "join", "factorial", "trace", "timing"),
     ),
 )
 
@@ -52,12 +53,15 @@ def write_report(
 
     tables: name -> frame (docs/tables.md). manifest: what loopscope.records.manifest gives; `commands` (table -> command line)
     and `approximate` (list of sentences) are used where present. findings: dicts with `model` and `sentence`, and optionally `topic`
-    ("mature_v", "decoder", "approximate" or any other; default "mature_v"), `task`, `start`, `verdict`.
+    ("mature_v", "decoder", "approximate" or any other; default "mature_v"), `task`, `start`, `verdict`, and, of topic "decoder", `decoder`:
+    the label that the plan picked.
     published: lay the papers' values over the figures that can carry them. workers: processes that draw (figures.drawing).
     Raises RunFolderError where something cannot be written, SettingError where a table cannot be drawn.
     """
     folder = Path(folder)
     tables = {k: t for k, t in tables.items() if t is not None and len(t)}
+    if "plan" in tables:
+        tables["plan"] = advice.marked(tables["plan"], findings)
     if "plan" in tables and "bench" in tables:
         tables["plan"] = predicted.remeasured(tables["plan"], tables["bench"])
     shown = {model: {"dashboard": None, "kinds": {}} for model in models(tables)}
@@ -80,6 +84,8 @@ def write_report(
             sections=sections,
             claims=claimed,
             reading=words.READING,
+            few=intervals.FEW,
+            dagger=intervals.DAGGER,
             # how long the run took is known only when this page is there: a redrawn page must not say more than the first
             manifest=_flat({k: v for k, v in manifest.items() if k not in ("seconds", "stages")}),
             asked=_asked(tables, manifest),
@@ -177,10 +183,11 @@ def _section(model: str, parts: dict[str, Any], tables, findings, manifest) -> d
         "mature_v_short": [f for f in mature if f.get("start") != "zero"] or mature,
         "follows": [f for f in mine if f["topic"] == "decoder"],
         "others": [f for f in mine if f["topic"] not in ("mature_v", "approximate", "decoder")],
-        "again": {kind: (parts["kinds"].get(kind) or [{"commands": []}])[0]["commands"] for kind in ("prefix_effects", "bench", "plan")},
+        "again": {kind: (parts["kinds"].get(kind) or [{"commands": []}])[0]["commands"] for kind in AGAIN},
         "predictions": _predictions(model, manifest),
         "speeds": summaries.speeds(own),
-        "fastest": summaries.fastest_sentences(own),
+        "advice": summaries.advice_rows(own),
+        "fast": summaries.speed_sentences(own),
         "kept": summaries.kept_sentences(own),
         "settled": summaries.settled_sentences(own),
         "busy": summaries.busy_sentences(own),
@@ -194,13 +201,15 @@ def _section(model: str, parts: dict[str, Any], tables, findings, manifest) -> d
 
 
 def _predictions(model: str, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What was written down before a model was timed: task, time and (file, SHA-256) of each."""
+    """What was written down before a model was timed: task, time, (file, SHA-256) of each, and the folder of what it was made of."""
     out, told = [], manifest.get("predictions")
     for key, record in told.items() if isinstance(told, Mapping) else ():
         name, _, task = str(key).rpartition(", ")
         if name == model and isinstance(record, Mapping) and isinstance(record.get("files"), Mapping):
             files = [(str(file), str(sha)) for file, sha in record["files"].items()]
-            out.append({"task": task, "written": record.get("written", ""), "files": files})
+            held = manifest.get("planned_from")
+            out.append({"task": task, "written": record.get("written", ""), "files": files,
+                        "findings": str(held.get(key, "")) if isinstance(held, Mapping) else ""})
     return out
 
 
@@ -216,7 +225,10 @@ def _asked(tables, manifest) -> list[str]:
     }
     lines = [f"Models: {', '.join(f'{m} ({depths[m]} recurrences per token)' if m in depths else m for m in models(tables))}."]
     if prompts:
-        lines.append("Prompts: " + ", ".join(f"{n} of {task or 'no named task'}" for task, n in prompts.items()) + ".")
+        timed = tables["bench"].groupby("task", observed=True)["prompt"].nunique() if "bench" in tables else {}
+        lines.append("Prompts: " + ", ".join(
+            f"{prompts[task]} of {task or 'no named task'}" + (f" ({int(timed[task])} of them timed)" if task in timed else "")
+            for task in style.order(prompts, style.TASKS)) + ".")
     starts = sorted({str(s) for t in tables.values() if "start" in t.columns for s in t["start"].unique()})
     if starts:
         lines.append(f"Start states: {', '.join(style.look(style.STARTS, s).label for s in starts)}.")

@@ -357,7 +357,7 @@ def _by_rows(handles: Sequence, columns: int) -> list:
 
 def points(axis, label: str = "change in top-1 agreement (points)") -> None:
     """An axis of differences between shares, read in points: 0.05 is 5 positions in a hundred."""
-    axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share + 0.0:g}" if abs(share) > 1e-12 else "0"))
+    axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}".replace("-", "\u2212") if abs(share) > 1e-12 else "0"))
     axis.set_label_text(label)
 
 

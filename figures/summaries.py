@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from figures import intervals, predicted, ratios, style
+from figures import advice, intervals, predicted, ratios, style
 from interventions.effects import NOISE
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ def speeds(tables: Tables) -> list[dict[str, Any]]:
                     "task": task,
                     "decoder": r.decoder,
                     "time": f"{r.mean:.2f}x",
-                    "interval": f"[{r.low:.2f}, {r.high:.2f}]" if r.low == r.low and r.decoder != "AR" else "",
+                    "interval": "" if r.decoder == "AR" else intervals.words(r.low, r.high, r.n) or "none",
+                    "n": str(int(r.n)),
                     "calls": f"{own['call_speedup'].mean():.2f}x",
                     "calls_per_token": f"{own['calls_per_token'].mean():.2f}",
                     "tokens_per_second": f"{(1 / own['seconds_per_token']).mean():.0f}",
@@ -54,22 +55,43 @@ def speeds(tables: Tables) -> list[dict[str, Any]]:
     return rows
 
 
-def fastest_sentences(tables: Tables) -> list[tuple[str, str, str]]:
-    """(before, decoder, after) of one sentence per task: the fastest decoder, and what its interval leaves in doubt."""
-    if "bench" not in tables or not ratios.has_pairs(tables["bench"]):
-        return []
-    pairs, bench, out = ratios.per_prompt(tables["bench"]), tables["bench"], []
-    for task in style.order(pairs["task"], style.TASKS):
-        top = ratios.fastest(pairs[pairs["task"] == task])
-        if top is None:
+def advice_rows(tables: Tables) -> list[dict[str, str]]:
+    """Per task: the one decoder to use, and why it is this one."""
+    return [{"task": found.task, "decoder": "plain decoding (AR)" if found.decoder == "AR" else found.decoder, "why": found.why}
+            for found in advice.of_tables(tables)]
+
+
+def speed_sentences(tables: Tables) -> list[str]:
+    """Per task: how fast the recommended decoder was, whether its tokens are AR's, and its speed beside the predicted one."""
+    out = []
+    for found in advice.of_tables(tables):
+        if found.decoder == "AR":
             continue
-        wrong = int(bench.loc[(bench["task"] == task) & (bench["decoder"] == top.decoder), "token_mismatches"].sum())
-        fewer = f"AR makes {top.calls:.2f} times as many recurrence calls"
-        doubt = f"; {top.doubt}" if top.doubt else ""
-        same = "yes" if not wrong else f"no, {wrong} differ"
-        out.append((f"On {task or 'its'} prompts the decoder with the best mean time was", top.decoder,
-                    f": {top.mean:.2f}x {top.interval} the speed of plain decoding (AR){doubt}. {fewer}. Token for token equal: {same}."))
+        own = tables["bench"]
+        own = own[(own["task"].astype(str) == found.task) & (own["decoder"] == found.decoder)]
+        wrong = int(own["token_mismatches"].sum())
+        over = "one prompt, so no interval" if found.n == 1 else f"mean over {style.count(found.n, 'prompt')} of the ratio of decode times"
+        text = " ".join(filter(None, (f"On {found.task or 'its'} prompts {found.decoder} was {found.mean:.2f}x", found.interval,
+                                      f"as fast as plain decoding (AR): {over}")))
+        text += f"; {found.doubt}" if found.doubt and found.n > 1 else ""
+        text += f". AR makes {found.calls:.2f} times as many block calls. Token for token equal to AR's: "
+        text += f"{'yes' if not wrong else f'no, {wrong} differ'} ({style.count(len(own), 'generation')})."
+        out.append(text + _predicted(tables, found))
     return out
+
+
+def _predicted(tables: Tables, found: advice.Advice) -> str:
+    """Its speed as predicted and as measured by the prediction's definition, which is not the one of the sentence before."""
+    if "plan" not in tables:
+        return ""
+    both = predicted.both(predicted.remeasured(tables["plan"], tables["bench"]))
+    both = both[(both["task"].astype(str) == found.task) & (both["decoder"] == found.decoder)]
+    row = both.dropna(subset=["time_speedup_predicted", "time_speedup_measured"])
+    if row.empty:
+        return ""
+    said, got = row["time_speedup_predicted"].iloc[0], row["time_speedup_measured"].iloc[0]
+    return (f" The plan had predicted {said:.2f}x, of all of AR's decode seconds over all of the decoder's; measured in that way, it was "
+            f"{got:.2f}x ({got / said - 1:+.0%}).")
 
 
 def settled_sentences(tables: Tables) -> list[str]:
@@ -78,7 +100,7 @@ def settled_sentences(tables: Tables) -> list[str]:
         return []
     t = tables["convergence"]
     t = t[(t["metric"] == "cosine") & (t["depth"] == t["depth"].min())]
-    t = style.choose(t, "start", None, "convergence", ("keyed", "embedding", "zero"))[0]
+    t = style.choose(t, "start", None, "convergence", style.OWN_START)[0]
     means = t[t["null"] == "none"].groupby("channel")["value"].mean()
     if means.empty:
         return []
@@ -94,12 +116,14 @@ def settled_sentences(tables: Tables) -> list[str]:
         low = intervals.table(gap, [], "gap")["low"].iloc[0]
         (beaten if low > 0 else not_beaten).append(style.look(style.NULLS, null).label)
     names = {c: style.look(style.CHANNELS, c).label for c in means.index}
-    text = (f"After {int(t['depth'].min())} recurrence, {names[slowest]} is furthest from where it ends (cosine {means[slowest]:.3f}), "
+    text = (f"After {style.count(t['depth'].min(), 'recurrence')}, {names[slowest]} is furthest from where it ends (cosine "
+            f"{means[slowest]:.3f}), "
             f"{names[first]} nearest ({means[first]:.3f})")
     if beaten:
-        text += f"; the slowest is clearly nearer its end than under {' and '.join(beaten)}"
+        text += f"; {names[slowest]} is clearly nearer its end than under {' and '.join(beaten)}"
     if not_beaten:
-        text += f"; the slowest is not shown to be nearer its end than under {' and '.join(not_beaten)}, so that nearness may mean nothing"
+        text += (f"{', but' if beaten else '; it is'} not shown to be nearer than under {' and '.join(not_beaten)}, so that its nearness "
+                 "may mean nothing")
     return [text + "."]
 
 
@@ -115,13 +139,14 @@ def equality_sentences(tables: Tables) -> list[str]:
     out = []
     for r in ratios.equality(tables["bench"]).itertuples():
         answer = "yes" if r.mismatches == 0 else "no"
-        more = "" if r.mismatches == 0 else f", {int(r.mismatches)} tokens differ"
+        more = "" if r.mismatches == 0 else f", {style.count(r.mismatches, 'token')} differ"
         kind = "" if r.lossless else f" This decoder is {r.fidelity}: equality is not promised."
         if r.reference not in ("AR", r.decoder):
             own, ar = (1 - wrong / max(r.tokens, 1) for wrong in (r.reference_mismatches, r.mismatches))
             kind += f" Equal to {r.reference}, which makes the same approximation: {own:.1%} of its tokens (to AR: {ar:.1%})."
         out.append(
-            f"{r.decoder}: token for token equal to AR: {answer} ({int(r.generations)} generations, {int(r.tokens)} tokens{more}).{kind}"
+            f"{r.decoder}: token for token equal to AR: {answer} ({style.count(r.generations, 'generation')}, "
+            f"{style.count(r.tokens, 'token')}{more}).{kind}"
         )
     return out
 
@@ -141,7 +166,7 @@ def plan_rows(tables: Tables) -> list[dict[str, str]]:
                     "decoder": r.decoder,
                     "predicted": _times(expected),
                     "measured": _times(measured),
-                    "interval": f"[{r.low_measured:.2f}, {r.high_measured:.2f}]" if r.low_measured == r.low_measured else "",
+                    "interval": intervals.words(r.low_measured, r.high_measured, r.n),
                     "miss": miss,
                     "fewer": _times(r.call_speedup_predicted),
                     **{"calls": "", "accepted": "", "call_time": "", "cause": ""},
@@ -165,8 +190,8 @@ def kept_sentences(tables: Tables) -> list[str]:
     broken = exact[exact["prompts_differ"] > 0]
     kept = "and was right every time" if broken.empty else (
         f"and was wrong about {', '.join(f'{r.decoder} ({r.task})' for r in broken.itertuples())}")
-    return [f"Before anything was timed, the plan named the exact number of block calls {len(exact)} times, once for each decoder that it "
-            f"can replay and kind of prompts, {kept}."]
+    return [f"Before anything was timed, the plan named the exact number of block calls {style.count(len(exact), 'time')}, once for each "
+            f"decoder that it can replay and kind of prompts, {kept}."]
 
 
 def _calls(tables: Tables) -> dict[tuple[str, str], dict[str, str]]:
@@ -208,7 +233,7 @@ def effect_rows(tables: Tables) -> list[dict[str, str]]:
     t = t.assign(**{f"_{column}": t[column].map(_rank(style.order(t[column], known))) for column, known in looks.items()})
     rows = []
     for r in t.sort_values(["start", "_task", "_policy", "_control"]).itertuples():
-        interval = f"[{_points(r.low)}, {_points(r.high)}]" if r.low == r.low else "one prompt: none"
+        interval = f"[{_points(r.low)}, {_points(r.high)}]{intervals.DAGGER * bool(r.n_prompts < intervals.FEW)}"
         rows.append(
             {
                 "task": r.task,
@@ -217,7 +242,7 @@ def effect_rows(tables: Tables) -> list[dict[str, str]]:
                 if r.control != "none"
                 else style.look(style.POLICIES, r.policy).label,
                 "effect": _points(r.effect),
-                "interval": interval,
+                "interval": interval if r.low == r.low else "none",
                 "n": str(int(r.n_prompts)),
                 "holds": "better" if r.low > NOISE else "worse" if r.high < -NOISE else "no",
                 "where": f"draft depth {r.depth}, lag {r.lag}",

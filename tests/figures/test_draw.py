@@ -230,7 +230,8 @@ def test_the_schedule_marks_what_the_trace_holds(synthetic):
 def test_dashboard_joins_tables_and_says_what_is_missing(synthetic):
     tables = synthetic.tables()
     full = text_of(figures.draw("dashboard", tables))
-    assert "Mature-V: helps on maths" in full and "Best mean time: DAS-Wave" in full and "no plan table" not in full
+    assert "Mature-V: helps on maths" in full and "no plan table" not in full
+    assert "Use DAS-Wave J=12 k=1 deep_kv on maths: " in full and "the plan's pick" in full
     partial = text_of(figures.draw("dashboard", {"depth_lens": tables["depth_lens"]}))
     assert "no bench table in this run" in partial and "Mature-V was not measured" in partial
     with pytest.raises(SettingError, match="at least one table"):
@@ -244,7 +245,7 @@ def test_dashboard_headline_follows_the_findings(synthetic):
     assert "Mature-V: hurts on maths" in text_of(figures.draw("dashboard", {**tables, "prefix_channels": worse}))
     bench = tables["bench"]
     slowed = bench.assign(decode_seconds=bench["decode_seconds"] * (1 + 5 * (bench["decoder"].str.startswith("DAS"))))
-    assert "Best mean time: WFD d=1" in text_of(figures.draw("dashboard", {**tables, "bench": slowed}))
+    assert "Use WFD d=1 on maths: " in text_of(figures.draw("dashboard", {**tables, "bench": slowed}))
 
 
 def test_the_concept_picture_needs_no_data():

@@ -81,7 +81,7 @@ def test_the_plan_fills_measured_marks_by_half(synthetic):
 def test_the_dashboard_marks_it_and_the_headline_names_a_lossless_decoder(synthetic, bench):
     tables = synthetic.tables() | {"bench": bench}
     words = text_of(figures.draw("dashboard", tables))
-    assert "(approximate)" in words and "Best mean time: WFD d=1," in words
+    assert "(approximate)" in words and "Use WFD d=1 on maths: " in words
     best = ratios.fastest(ratios.per_prompt(bench).query("task == 'maths'"))
     assert best.decoder == "WFD d=1" and not best.rivals
 

@@ -34,24 +34,30 @@ def test_one_average_of_speeds_everywhere_and_one_definition_beside_predictions(
     assert beside.keys() > {"AR"} and beside == {d: f"{total['AR'] / total[d]:.2f}x" for d in beside}
     assert beside["WFD d=1"] != shown["WFD d=1"]
     best = max(mean.drop("AR").index, key=mean.get)
-    assert f"{best}, {mean[best]:.2f}x" in dashboard.headline(tables, "maths")[1]
-    assert summaries.fastest_sentences(tables)[0][1:] == (best, summaries.fastest_sentences(tables)[0][2])
+    assert f"Use {best} on maths: {mean[best]:.2f}x" in dashboard.headline(tables, "maths")[1]
+    (said,) = summaries.speed_sentences(tables)
+    predictions = plan[plan["basis"] == "predicted"].set_index("decoder")["time_speedup"]
+    assert f"{best} was {mean[best]:.2f}x" in said and f"The plan had predicted {predictions[best]:.2f}x" in said
+    assert f"measured in that way, it was {total['AR'] / total[best]:.2f}x" in said
 
 
 def test_a_tie_and_a_gain_that_is_not_there_are_said(bench):
-    clear = summaries.fastest_sentences({"bench": scaled(bench, WFD=2)})[0][2]
-    assert "not distinguishable" not in clear and "no gain" not in clear
+    (clear,) = summaries.advice_rows({"bench": scaled(bench, WFD=2)})
+    assert "not distinguishable" not in clear["why"]
     tied = scaled(bench, WFD=2.6 / 3.1)
     assert ratios.fastest(ratios.per_prompt(tied)).rivals
-    assert "not distinguishable from " in summaries.fastest_sentences({"bench": tied})[0][2]
-    assert "not distinguishable from " in dashboard.headline({"bench": tied}, "maths")[1]
+    assert "not distinguishable from " in summaries.advice_rows({"bench": tied})[0]["why"]
     slow = bench[bench["decoder"].isin(["AR", "WFD d=1"])]
     mean = ratios.fastest(ratios.per_prompt(slow)).mean
     none, worse = scaled(slow, WFD=mean), scaled(slow, WFD=2 * mean)
-    assert "no gain shown" in summaries.fastest_sentences({"bench": none})[0][2]
-    assert "slower than AR" in summaries.fastest_sentences({"bench": worse})[0][2]
+    assert "no gain shown" in summaries.speed_sentences({"bench": none})[0]
+    assert "no gain shown" in dashboard.headline({"bench": none}, "maths")[1]
+    (row,) = summaries.advice_rows({"bench": worse})
+    assert row["decoder"] == "plain decoding (AR)" and "the one decoder timed beside AR was faster; the best, WFD d=1" in row["why"]
+    assert dashboard.headline({"bench": worse}, "maths")[1].startswith("Use plain decoding on maths: WFD d=1 reached 0.")
     alone = slow[slow["prompt"] == 0]
-    assert "one prompt gives no interval" in summaries.fastest_sentences({"bench": alone})[0][2]
+    (said,) = summaries.speed_sentences({"bench": alone})
+    assert "one prompt, so no interval" in said and "[" not in said
 
 
 def test_a_busy_machine_is_said_once_in_short_and_once_beside_the_speeds(synthetic, bench, tmp_path):
