@@ -44,7 +44,7 @@ def redraw(folder: str, out: str | None, published: bool = False) -> str:
         return f"report: {source / 'report.html'}"
     with run_folder(out) as part, drawing(source):
         finish(part, tables, facts, findings or [], published=published)
-        _copy(source, part, "predictions")
+        _copy(source, part, "predictions", "findings")
     return f"report: {Path(out) / 'report.html'}"
 
 

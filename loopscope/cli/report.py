@@ -1,7 +1,7 @@
 """`loopscope report`: probes, interventions, plan and benchmark of some models, as one run folder.
 
-The order is the argument of the page: what settles (convergence, depth lens), what can be read early (prefix channels),
-which decoder follows (plan, before anything is decoded), and what it then did (benchmark).
+The order is the argument of the page: what settles (convergence, depth lens, second candidates, runs), what can be read early (prefix
+channels, depth grid), which decoder follows (hops and plan, before anything is timed), and what it then did (benchmark).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loopscope.cli.folder import run_folder
-from loopscope.cli.planned import measured, planned
+from loopscope.cli.planned import drafts, left_out, measured, planned
 from loopscope.cli.progress import Stages
 from loopscope.cli.study import continued, open_model
 from loopscope.errors import SettingError
@@ -40,18 +40,19 @@ class Size:
     trace_tokens: int = 32
     calibrate_seconds: float = 12.0
     refined_rounds: int = 24  # DAS-Wave with more is predicted by formula
+    hop_anchors: int = 8  # per prompt
     factorial_prompts: int = 8
     factorial_tokens: int = 48
 
 
 FULL = Size()
 QUICK = Size(probe_prompts=6, grid_prompts=3, new_tokens=32, max_positions=24, bench_prompts=4, bench_tokens=40, repeats=1, trace_tokens=24,
-             calibrate_seconds=4.0, factorial_prompts=3, factorial_tokens=24)
+             calibrate_seconds=4.0, hop_anchors=4, factorial_prompts=3, factorial_tokens=24)
 # Seconds of each stage at full size, for the time left: processor seconds of a run on the shipped models, (T = 4, T = 16), mean of both
 # tasks. What counts is their proportion: the time left is scaled by what was spent.
 _WEIGHTS = {"calibrate": (4.9, 11.2), "continue": (2.2, 7.4), "convergence": (0.8, 2.1), "depth lens": (0.35, 1.5),
-            "prefix channels": (6.7, 19.8), "depth grid": (1.5, 4.7), "replay": (2.3, 7.8), "plan": (7.8, 11.0), "benchmark": (45.0, 85.0),
-            "factorial": (15.4, 22.5), "schedules": (1.0, 2.1)}
+            "prefix channels": (6.7, 19.8), "candidates": (0.4, 1.6), "depth grid": (1.5, 4.7), "replay": (2.3, 7.8), "hops": (1.0, 1.5),
+            "plan": (7.8, 11.0), "benchmark": (45.0, 85.0), "factorial": (15.4, 22.5), "schedules": (1.0, 2.1)}
 _FIGURES, _QUICK_SHARE = 45.0, 0.28  # seconds of drawing per model, on one core; of everything else at --quick
 
 
@@ -71,7 +72,8 @@ def write_run(names: Sequence[str], out: str | Path, *, quick: bool, seed: int, 
             for name, core in cores.items():
                 run.study(name, core, progress)
             with progress.stage("figures and report"):
-                facts = _facts(labels, size, seed, threads, quick) | {"predictions": run.predictions, "stages": progress.seconds}
+                facts = _facts(labels, size, seed, threads, quick) | {"predictions": run.predictions, "planned_from": run.planned_from,
+                                                                      "stages": progress.seconds}
                 finish(part, run.tables(), facts, run.findings, begin, published)
     return f"report: {Path(out) / 'report.html'}  ({time.monotonic() - begin:.0f} s)"
 
@@ -94,8 +96,9 @@ def _starts(core: LoopedCore) -> tuple[str | None, ...]:
 
 
 def _stages(core: LoopedCore) -> list[str]:
-    per_task = ["continue", *(["convergence", "depth lens", "prefix channels"] * len(_starts(core))), "depth grid", "replay", "plan",
-                "benchmark", *(["factorial"] if _drafts(core) else []), "schedules"]
+    probed = [*["convergence", "depth lens", "prefix channels"] * len(_starts(core)), "candidates", "depth grid"]
+    per_task = ["continue", *probed, "replay", "hops", "plan", "benchmark", "factorial", "schedules"]
+    per_task = [stage for stage in per_task if drafts(core) or stage not in ("hops", "factorial")]
     return ["calibrate", *per_task * len(TASKS)]
 
 
@@ -112,11 +115,6 @@ def _weights(models: Sequence[LoopedCore], quick: bool) -> list[float]:
     return [*out, _FIGURES * len(models) / min(cores(), 4)]
 
 
-def _drafts(core: LoopedCore) -> bool:
-    """Whether anything but plain decoding runs on this model."""
-    return core.config.depth > 1 and not core.why_not_lossless
-
-
 class Run:
     """Collects the results of all models and tasks, table by table."""
 
@@ -125,6 +123,7 @@ class Run:
         self.results: dict[str, list[Result]] = {}
         self.findings: list[dict[str, Any]] = []
         self.predictions: dict[str, Any] = {}  # of each model and task: when they were written, and the SHA-256 of each file
+        self.planned_from: dict[str, str] = {}  # of each model and task: the folder of the findings, from the run's own
 
     def add(self, *results: Result | None) -> None:
         for result in results:
@@ -151,6 +150,7 @@ class Run:
         from decoders.factorial import factorial
         from decoders.trace import trace
         from loopscope.tiny.prompts import prompts as built_in
+        from probes.runs import candidates_and_runs
 
         size, seed = self.size, self.seed
         prompts = built_in(task, max(size.probe_prompts, size.bench_prompts), seed)
@@ -161,18 +161,24 @@ class Run:
         for start in _starts(core):
             found = self._probe(name, core, task, probed, tokens, start, progress)
             own = own or found
+        with progress.stage(f"{name}, {task}: second candidates and runs"):
+            both = candidates_and_runs(core, tokens, task=task, model_name=name, seed=seed, progress=False)
+            own |= {table.kind: table for table in both}
         with progress.stage(f"{name}, {task}: depth grid"):
-            self._grid(name, core, task, probed)
-        plan = planned(core, own, calibration, timed, size, progress, folder=self.folder / "predictions", task=task, name=name, seed=seed)
-        self.predictions[f"{name}, {task}"] = plan.record
+            own["depth_grid"] = self._grid(name, core, task, probed)
+        self.add(*both, own["depth_grid"])
+        plan = planned(core, own, calibration, prompts, size, progress, folder=self.folder, task=task, name=name, seed=seed)
+        self.predictions[f"{name}, {task}"], self.planned_from[f"{name}, {task}"] = plan.record, plan.folder
         with progress.stage(f"{name}, {task}: benchmark of {len(plan.chosen)} decoders") as stage:
             result = bench(core, timed, plan.chosen, task, size.bench_tokens, size.repeats, seed, model_name=name, progress=stage.advance)
             told = measured(core, plan, result, calibration, timed[0], size, seed)
-        sentences = [("decoder", plan.plan.evidence), *(("prediction", sentence) for sentence in told.sentences)]
-        self.findings += [{"model": name, "task": task, "topic": topic, "sentence": sentence} for topic, sentence in sentences]
-        self.add(result, result.acceptance, result.by_depth, plan.plan.shortlist(labels=[d.label for d in plan.chosen]).beside(result),
-                 told.misses, plan.expected)
-        if _drafts(core):
+        sentences = [("left_out", left_out(core, plan.plan)), *(("prediction", sentence) for sentence in told.sentences)]
+        self.findings.append({"model": name, "task": task, "topic": "decoder", "sentence": plan.plan.evidence,
+                              "decoder": plan.plan.best.label})
+        self.findings += [{"model": name, "task": task, "topic": topic, "sentence": sentence} for topic, sentence in sentences if sentence]
+        self.add(plan.found.tables.get("hops"), result, result.acceptance, result.by_depth,
+                 plan.plan.shortlist(labels=[d.label for d in plan.chosen]).beside(result), told.misses, plan.expected)
+        if drafts(core):
             with progress.stage(f"{name}, {task}: factorial of DAS-Wave") as stage:
                 self.add(factorial(core, prompts[: size.factorial_prompts], 12, 1, task, size.factorial_tokens, 1, seed, model_name=name,
                                    progress=stage.advance))
@@ -198,13 +204,14 @@ class Run:
         for v in mature_v_verdict(effects):
             self.findings.append({"model": v.model, "task": v.task, "start": v.start, "verdict": v.verdict, "topic": "mature_v",
                                   "sentence": v.sentence})
-        return {"depth_lens": lens, "prefix_channels": channels, "convergence": settling}
+        return {"convergence": settling, "depth_lens": lens, **({} if lens.settle is None else {"settle": lens.settle}),
+                "prefix_channels": channels}
 
-    def _grid(self, name: str, core: LoopedCore, task: str, prompts) -> None:
+    def _grid(self, name: str, core: LoopedCore, task: str, prompts) -> Result:
         from interventions import depth_grid
 
-        self.add(depth_grid(core, prompts[: self.size.grid_prompts], 1, task=task, model_name=name, seed=self.seed,
-                            new_tokens=self.size.new_tokens, max_positions=self.size.max_positions, progress=False))
+        return depth_grid(core, prompts[: self.size.grid_prompts], 1, task=task, model_name=name, seed=self.seed,
+                          new_tokens=self.size.new_tokens, max_positions=self.size.max_positions, progress=False)
 
 
 def _facts(labels: Mapping[str, str], size: Size, seed: int, threads: int, quick: bool) -> dict[str, Any]:
@@ -232,7 +239,9 @@ def commands(facts: Mapping[str, Any]) -> dict[str, str]:
     grid = intervene.replace("{prompts}", str(size["grid_prompts"])) + " --grid --draft-depth 1"
     factorial = (f"loopscope factorial {{model}} --task {{task}} --prompts {size['factorial_prompts']} "
                  f"--max-new-tokens {size['factorial_tokens']}")
-    return {"convergence": f"{probe} {rest}", "depth_lens": f"{probe} {rest}", "settle": f"{probe} {rest}",
+    read = f"{probe} --only second_candidate,agreement_runs {rest}"
+    return {"convergence": f"{probe} {rest}", "depth_lens": f"{probe} {rest}", "settle": f"{probe} {rest}", "second_candidate": read,
+            "agreement_runs": read,
             "prefix_channels": f"{channels} {rest}", "prefix_effects": f"{channels} {rest}", "depth_grid": f"{grid} {rest}",
             "bench": f"{bench} {rest}", "acceptance": f"{bench} {rest}", "acceptance_by_depth": f"{bench} {rest}",
             "join": f"{bench} {rest}", "factorial": f"{factorial} {rest}"}

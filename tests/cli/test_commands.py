@@ -71,7 +71,7 @@ def small_report(folder, tmp_path_factory):
         return bench(core, prompts, chosen, task, *rest, **options)
 
     report.QUICK = Size(probe_prompts=2, grid_prompts=1, new_tokens=12, max_positions=6, bench_prompts=2, bench_tokens=10, repeats=1,
-                        trace_tokens=10, calibrate_seconds=0.1, refined_rounds=12, factorial_prompts=2, factorial_tokens=10)
+                        trace_tokens=10, calibrate_seconds=0.1, refined_rounds=12, hop_anchors=2, factorial_prompts=2, factorial_tokens=10)
     out = tmp_path_factory.mktemp("runs") / "small"
     decoders.bench.bench = watched
     try:
@@ -82,13 +82,16 @@ def small_report(folder, tmp_path_factory):
 
 
 def test_a_report_folder_holds_page_manifest_tables_and_figures(small_report):
-    assert {p.name for p in small_report.iterdir()} == {"report.html", "manifest.json", "tables", "figures", "predictions"}
+    assert {p.name for p in small_report.iterdir()} == {"report.html", "manifest.json", "tables", "figures", "predictions", "findings"}
     tables = {p.stem: pd.read_parquet(p) for p in (small_report / "tables").iterdir()}
-    assert set(tables) == {"convergence", "depth_lens", "settle", "prefix_channels", "prefix_effects", "depth_grid", "plan", "bench",
-                           "acceptance", "acceptance_by_depth", "factorial", "trace", "timing", "miss", "replay_prediction"}
+    assert set(tables) == {"convergence", "depth_lens", "settle", "second_candidate", "agreement_runs", "prefix_channels",
+                           "prefix_effects", "depth_grid", "hops", "plan", "bench", "acceptance", "acceptance_by_depth", "factorial",
+                           "trace", "timing", "miss",
+                           "replay_prediction"}
     assert all(set(t["model"]) == {"random-huginn"} for t in tables.values())
     assert all(set(t["task"]) == {"maths", "code"} for kind, t in tables.items() if "task" in t)
     assert all(set(tables[kind]["start"]) == {"keyed", "zero"} for kind in ("convergence", "depth_lens", "prefix_channels"))
+    assert all(set(tables[kind]["start"]) == {"keyed"} for kind in ("second_candidate", "agreement_runs", "hops"))  # decoding's own
     assert set(tables["plan"]["basis"]) == {"predicted", "measured"}
     assert tables["bench"]["token_mismatches"].sum() == 0
     facts = json.loads((small_report / "manifest.json").read_text())
@@ -97,6 +100,55 @@ def test_a_report_folder_holds_page_manifest_tables_and_figures(small_report):
     page = (small_report / "report.html").read_text()
     assert "Mature-V" in page and "first plan" in page
     assert len(list((small_report / "figures").glob("*.png"))) == len(list((small_report / "figures").glob("*.svg"))) > 8
+
+
+def test_the_page_shows_what_was_seen_in_the_order_of_the_argument(small_report):
+    page = (small_report / "report.html").read_text()
+    kinds = ("convergence", "depth_lens", "settle", "second_candidate", "agreement_runs", "prefix_channels", "depth_grid", "hops", "plan")
+    places = [page.index(f'"figures/random-huginn_{kind}.png"') for kind in kinds]
+    assert places == sorted(places)
+    assert "Planned, on maths prompts, before anything was timed: The " in page and "<code>findings/random-huginn_maths</code>" in page
+
+
+@pytest.mark.parametrize("task", ["maths", "code"])
+def test_the_findings_of_a_report_give_its_plan_again_without_the_model(small_report, task, monkeypatch):
+    from decoders import Findings, plan
+    from decoders.calibrate import Calibration
+    from decoders.plan import rank
+
+    monkeypatch.setattr("loopscope.models.loader.load_core", None)
+    facts = json.loads((small_report / "manifest.json").read_text())
+    folder = small_report / facts["planned_from"][f"random-huginn, {task}"]
+    found, timing = Findings.load(folder), Calibration.load(folder)
+    again = rank(found.tables, timing, replay=found.tables["replay"], refinements=found, task=task, decoders=found.decoders, screen=True,
+                 certain=found.decoders)
+    written = pd.read_parquet(small_report / "predictions" / f"random-huginn_{task}_plan.parquet")
+    pd.testing.assert_frame_equal(again.frame, written, check_dtype=False)
+    said = next(f for f in facts["findings"] if f["topic"] == "decoder" and f["task"] == task)
+    assert (again.evidence, again.best.label) == (said["sentence"], said["decoder"])
+    pd.testing.assert_frame_equal(plan(found, timing, task=task, decoders=found.decoders).frame, written, check_dtype=False)
+
+
+def test_the_findings_of_a_report_say_what_each_table_stands_on(small_report):
+    facts = json.loads((small_report / "findings" / "random-huginn_code" / "manifest.json").read_text())["findings"]
+    probed, decoded = {"prompts": [0, 1], "new_tokens": 12}, {"prompts": [0, 1], "new_tokens": 10}
+    kinds = ("convergence", "depth_lens", "settle", "second_candidate", "agreement_runs", "prefix_channels")
+    assert facts["stands_on"] == {**dict.fromkeys(kinds, probed), "depth_grid": {"prompts": [0], "new_tokens": 12}, "replay": decoded,
+                                  "hops": decoded}
+    assert len(facts["prompts"]) == 2 and (facts["task"], facts["start"], facts["rounds"]) == ("code", "keyed", 12)
+
+
+def test_what_the_plan_has_no_number_for_is_said_with_the_reason():
+    from types import SimpleNamespace
+
+    from loopscope.cli.planned import left_out
+
+    core = SimpleNamespace(why_not_lossless="")
+    told = left_out(core, SimpleNamespace(left_out={"A": "too new", "B": "unknown", "C": "too new", "D": "too new"}))
+    assert told == "The plan leaves out what it has no number for. A, C and D: too new; B: unknown."
+    assert left_out(core, SimpleNamespace(left_out={})) == ""
+    assert left_out(SimpleNamespace(why_not_lossless="slots are shared"), SimpleNamespace(left_out={})) == (
+        "Nothing is planned but AR: slots are shared.")
 
 
 def test_the_calls_that_were_predicted_before_the_benchmark_are_counted_in_it(small_report):
@@ -142,8 +194,10 @@ def test_figures_redraws_the_same_page_from_the_tables_alone(loopscope, small_re
     result = loopscope("figures", small_report, "--out", tmp_path / "again")
     assert result.exit_code == 0, result.stderr
     assert (tmp_path / "again" / "report.html").read_text() == (small_report / "report.html").read_text()
-    written = {p.name: p.read_bytes() for p in (small_report / "predictions").iterdir()}
-    assert written == {p.name: p.read_bytes() for p in (tmp_path / "again" / "predictions").iterdir()}
+    for kept in ("predictions", "findings"):
+        written, again = ({p.relative_to(run / kept): p.read_bytes() for p in (run / kept).rglob("*.*")}
+                          for run in (small_report, tmp_path / "again"))
+        assert written == again and len(written) > 4
 
 
 def test_help_is_fast_and_teaches(folder):

@@ -18,7 +18,7 @@ def run(folder, tmp_path_factory):
     """A small report with a seed that is not the default, and the commands on its page."""
     out, before = tmp_path_factory.mktemp("runs") / "small", report.QUICK
     report.QUICK = Size(probe_prompts=2, grid_prompts=1, new_tokens=9, max_positions=5, bench_prompts=2, bench_tokens=10, repeats=1,
-                        trace_tokens=10, calibrate_seconds=0.1, refined_rounds=12, factorial_prompts=2, factorial_tokens=10)
+                        trace_tokens=10, calibrate_seconds=0.1, refined_rounds=12, hop_anchors=2, factorial_prompts=2, factorial_tokens=10)
     try:
         report.write_run([str(folder())], out, quick=True, seed=3, threads=1)
     finally:
@@ -32,6 +32,8 @@ CASES = [
     ("depth_grid", ("intervene", "--task code", "--start keyed", "--grid")),
     ("convergence", ("probe", "--task code", "--start zero")),
     ("depth_lens", ("probe", "--task maths", "--start keyed")),
+    ("second_candidate", ("probe", "--only second_candidate,agreement_runs", "--task code", "--start keyed")),
+    ("agreement_runs", ("probe", "--only second_candidate,agreement_runs", "--task maths", "--start keyed")),
 ]
 
 
