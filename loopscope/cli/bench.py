@@ -29,7 +29,7 @@ DEFINITIONS = {"ratio_of_mean_throughputs": "mean over prompts of tokens per sec
 COLUMNS = {"calls_per_token": "passes through the looped block per token; plain decoding (AR) makes T",
            "alpha": "share of the drafts that were compared with the model's own token and accepted, 0 to 1; NaN: no drafts",
            "seconds_per_token": "without prefill",
-           "speedup": "mean over prompts of the ratio of decode times to AR's, with a 95 % bootstrap interval over prompts",
+           "speedup": "mean over prompts of the ratio of decode times to AR's, with a 95 % percentile bootstrap interval over prompts",
            "token_mismatches": "tokens that are not AR's; 0 for every lossless decoder",
            "repetition_rate": "share of 4-grams that occurred before in the same text; text that repeats itself is easy to draft"}
 
@@ -125,7 +125,7 @@ def say(result: BenchResult, plain_loop: bool = False, all_definitions: bool = F
                                                                                if row.reference not in ("AR", row.decoder) else ""))
     if plain_loop:
         middle, low, high = result.speedup("AR", PlainLoop.label)
-        print(f"AR is {middle:.2f} [{low:.2f}, {high:.2f}] times as fast as the plain loop over the same modules")
+        print(f"AR is {_between(middle, low, high)} times as fast as the plain loop over the same modules")
     if all_definitions:
         for name, words in DEFINITIONS.items():
             print(f"\n{name}: {words}")
@@ -133,4 +133,9 @@ def say(result: BenchResult, plain_loop: bool = False, all_definitions: bool = F
 
 
 def _with_intervals(summary: pd.DataFrame, name: str) -> list[str]:
-    return [f"{middle:.2f} [{low:.2f}, {high:.2f}]" for middle, low, high in zip(*(summary[name + end] for end in ("", "_low", "_high")))]
+    return [_between(*row) for row in zip(*(summary[name + end] for end in ("", "_low", "_high")))]
+
+
+def _between(middle: float, low: float, high: float) -> str:
+    """A number and its interval; one prompt has none."""
+    return f"{middle:.2f}" + (f" [{low:.2f}, {high:.2f}]" if low == low else "")

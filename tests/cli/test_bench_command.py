@@ -96,6 +96,8 @@ def test_all_definitions_are_printed_by_name_each_with_its_numbers(loopscope, fo
         lines = result.stdout[result.stdout.index(f"\n{name}:") :].strip().splitlines()
         assert lines[1].split() == ["decoder", name] and lines[2].split() == ["AR", "1.00", "[1.00,", "1.00]"]
         assert lines[3].startswith("WFD d=1") and lines[3].endswith("]")
+    alone = loopscope("bench", folder(), "--prompt", "one", "--decoder", "wfd", "--max-new-tokens", 4, "--all-definitions")
+    assert alone.exit_code == 0 and "[" not in alone.stdout and "nan" not in alone.stdout  # one prompt has no interval
 
 
 COMMAND = ["--prompt", "one", "--prompt", "two", "--prompt", "three", "--decoder", "wfd", "--max-new-tokens", "5", "--repeats", "2"]
