@@ -254,6 +254,7 @@ def finish(folder: Path, tables: dict[str, Any], facts: dict[str, Any], findings
     begin: when the run began (time.monotonic), for the manifest's seconds, which count the drawing too. published: as
     for write_report.
     """
+    from figures.advice import marked
     from figures.drawing import cores
     from figures.gallery import in_order
     from figures.predicted import remeasured
@@ -261,6 +262,8 @@ def finish(folder: Path, tables: dict[str, Any], facts: dict[str, Any], findings
     from loopscope.records import write_table, write_text
 
     tables = in_order(tables)
+    if "plan" in tables:
+        tables["plan"] = marked(tables["plan"], findings)
     if "plan" in tables and "bench" in tables:
         tables["plan"] = remeasured(tables["plan"], tables["bench"])
     for kind, frame in tables.items():

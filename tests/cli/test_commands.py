@@ -93,9 +93,11 @@ def test_a_report_folder_holds_page_manifest_tables_and_figures(small_report):
     assert all(set(tables[kind]["start"]) == {"keyed", "zero"} for kind in ("convergence", "depth_lens", "prefix_channels"))
     assert all(set(tables[kind]["start"]) == {"keyed"} for kind in ("second_candidate", "agreement_runs", "hops"))  # decoding's own
     assert set(tables["plan"]["basis"]) == {"predicted", "measured"}
+    picked = tables["plan"][tables["plan"]["picked"] & (tables["plan"]["basis"] == "predicted")]
     assert tables["bench"]["token_mismatches"].sum() == 0
     facts = json.loads((small_report / "manifest.json").read_text())
     assert facts["models"] and facts["versions"]["torch"]
+    assert dict(zip(picked["task"], picked["decoder"])) == {f["task"]: f["decoder"] for f in facts["findings"] if f["topic"] == "decoder"}
     assert {f["topic"] for f in facts["findings"]} == {"mature_v", "decoder", "prediction"}
     page = (small_report / "report.html").read_text()
     assert "Mature-V" in page and "first plan" in page
