@@ -5,10 +5,14 @@ from __future__ import annotations
 from figures import style
 
 NEAR = 0.15  # the band drawn around predicted = measured
+_TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6, 8, 12)  # speeds are ratios: twice and half as fast are equally far
 
 
 def draw(frame, *, model=None, task=None):
-    """A mark per schedule, coloured by decoder; the plan's pick is ringed, the fastest one measured has a square around it."""
+    """A mark per schedule, coloured by decoder; the plan's pick is ringed, the fastest one measured has a square around it. Both axes
+    are logarithmic."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
     style.check(frame, ("model", "task", "decoder", "speedup_predicted", "speedup_measured", "planned"), "grid")
     if model is not None:
         frame, model = style.choose(frame, "model", model, "grid")
@@ -38,8 +42,12 @@ def draw(frame, *, model=None, task=None):
         ax.set_title(f"{name}, {of or 'prompts'}")
         ax.text(0.03, 0.97, f"{near:.0%} of {len(timed)} in the band\nregret {1 - picked.speedup_measured / best.speedup_measured:.1%}",
                 transform=ax.transAxes, va="top", fontsize=style.TICK)
-        ax.set_xlim(low, top)
-        ax.set_ylim(low, top)
+        for axis, set_scale, set_limits in ((ax.xaxis, ax.set_xscale, ax.set_xlim), (ax.yaxis, ax.set_yscale, ax.set_ylim)):
+            set_scale("log")
+            set_limits(low, top)
+            axis.set_major_locator(FixedLocator([tick for tick in _TICKS if low <= tick <= top]))
+            axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+            axis.set_minor_locator(NullLocator())
         ax.set_aspect("equal")
         ax.set_xlabel("predicted speedup (x)")
         ax.set_ylabel("measured speedup (x)")
@@ -48,14 +56,17 @@ def draw(frame, *, model=None, task=None):
     for ax in axes.flat[len(panels):]:
         ax.set_visible(False)
     return style.finish(fig, "Every schedule of the grid: predicted before, measured after",
-                        f"Speedup over AR of decode time. Band: within {NEAR:.0%}. Circle: the plan's pick; square: the fastest measured.",
+                        f"Speedup over AR of decode time. Band: within {NEAR:.0%}. Regret: share of speed that the plan's pick loses to "
+                        "the fastest.",
                         f"Predicted against measured speedup. {'. '.join(said)}.", _handles(seen), 4)
 
 
 def _handles(seen):
     from matplotlib.lines import Line2D
 
-    return [Line2D([], [], marker=look.marker, color=look.colour, linestyle="none", label=name) for name, look in seen.items()]
+    rings = [Line2D([], [], marker=marker, markersize=10, markerfacecolor="none", color=style.INK, linestyle="none", label=words)
+             for marker, words in (("o", "the plan's pick"), ("s", "the fastest measured"))]
+    return [Line2D([], [], marker=look.marker, color=look.colour, linestyle="none", label=name) for name, look in seen.items()] + rings
 
 
 if __name__ == "__main__":

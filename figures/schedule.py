@@ -33,7 +33,7 @@ def draw(frame, *, model=None, task=None, decoder=None, ticks=None, first_tick=0
     ax = fig.subplots()
     panel(ax, shown, decoder)
     ax.set_xlabel("tick (one block call)")
-    ax.set_ylabel("position, and the token committed there" if tall > 10 else "position")
+    ax.set_ylabel("position, and the token committed there" if tall > 10 else "position,\nand its token")
     last = int(frame["tick"].max())
     committed = int((shown["event"] == "commit").sum())
     cut = f"Ticks {int(shown['tick'].min())} to {int(shown['tick'].max())} of {last}. " if len(shown) < len(frame) else ""

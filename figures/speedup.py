@@ -72,8 +72,9 @@ def panel(ax, part, ranked, measure="time_speedup", dots=True, room=1.42):
         marks.whisker(ax, y, r, style.INK, width=1.8)
         reach = max(values.max() if dots else 0, r["mean"], r["high"] if r["high"] == r["high"] else 0)
         interval = "" if decoder == "AR" else intervals.words(r["low"], r["high"], r["n"])
+        clear = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.8}  # of AR's line, beside bars that do not reach it
         ax.annotate(f"{r['mean']:.2f}x {interval}".rstrip(), (reach, y), xytext=(7, 0), textcoords="offset points", va="center",
-                    fontsize=style.TICK, color=style.INK)
+                    fontsize=style.TICK, color=style.INK, zorder=5, bbox=clear)
     ax.axvline(1, color=style.INK, linewidth=0.9, linestyle=(0, (2, 2)), zorder=3)
     ax.set_ylim(len(ranked) - 0.4, -0.6)
     ax.set_yticks(range(len(ranked)), ranked)

@@ -258,3 +258,43 @@ def test_acceptance_by_depth_pools_places_and_says_the_shallowest(synthetic):
     rate = pooled.accepted / pooled.compared
     alt = figures.draw("acceptance_by_depth", frame).note.alt
     assert f"maths WFD d=1 re=2 {rate['WFD d=1 re=2', 1]:.2f}" in alt and f"maths PLD K=8 n=3 {rate['PLD K=8 n=3', 0]:.2f}" in alt
+
+
+def test_places_of_long_runs_are_taken_together_and_nothing_is_lost(synthetic):
+    from figures import acceptance
+
+    frame = synthetic.acceptance(tasks=["maths"])  # 8 places, and 13 of DAS-Wave's
+    pooled = acceptance.together(frame)
+    assert dict(zip(pooled["position"], pooled["words"])) == {1: "1", 2: "2", 3: "3-4", 4: "5-8", 5: "9-16"}
+    for column in ("reached", "accepted"):
+        assert pooled[column].sum() == frame[column].sum()
+    nine = frame[frame["position"] == 9].groupby("decoder")["reached"].sum()
+    assert pooled[pooled["position"] == 5].groupby("decoder")["runs"].sum().to_dict() == nine.to_dict()
+    words = text_of(figures.draw("acceptance", frame))
+    assert "9-16" in words and "3-4" in words
+    short = frame[frame["position"] <= 8]
+    assert acceptance.together(short) is short and "3-4" not in text_of(figures.draw("acceptance", short))
+
+
+def test_the_grid_names_its_rings_and_its_ratios_are_logarithmic():
+    import pandas as pd
+
+    rows = [("m", "maths", d, x, y, d == "WFD d=1") for d, x, y in (("AR", 1.0, 1.0), ("WFD d=1", 2.0, 1.8), ("DtV d=1 K=8", 1.5, 2.0))]
+    frame = pd.DataFrame(rows, columns=["model", "task", "decoder", "speedup_predicted", "speedup_measured", "planned"])
+    figure = figures.draw("grid", frame)
+    words = text_of(figure)
+    assert "the plan's pick" in words and "the fastest measured" in words and "regret 10.0%" in words
+    assert figure.axes[0].get_xscale() == figure.axes[0].get_yscale() == "log" and "best DtV d=1 K=8 2.00x" in figure.note.alt
+
+
+def test_a_grid_of_depths_shows_noise_as_noise(synthetic):
+    frame = synthetic.depth_grid(tasks=("maths",))
+    flat = frame.assign(agreement=0.9 + 0.001 * (frame["v_depth"] == 16) * (frame["prompt"] % 2))
+    figure = figures.draw("depth_grid", flat)
+    low, high = figure.axes[0].collections[0].get_clim()
+    assert high - low > 0.0999 and not any(t.get_fontweight() == "bold" for t in figure.axes[0].texts if t.get_text() == "0.900")
+    clear = frame.assign(agreement=0.8 + 0.1 * (frame["v_depth"] == 16) + 0.002 * frame["prompt"])
+    bold = {t.get_text() for t in figures.draw("depth_grid", clear).axes[0].texts if t.get_fontweight() == "bold"}
+    assert bold == {"0.911"}  # the column of full-depth values, and nothing else
+    few = figures.draw("depth_grid", clear[clear["prompt"] < 4])
+    assert not any(t.get_fontweight() == "bold" for t in few.axes[0].texts) and "too few to say" in few.note.caption
