@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from decoders.host import FEATURES, Decodes, fit_host, readout_rows, shape_of
+from decoders.host import FEATURES, Decodes, fit_host, shape_of
 from loopscope.errors import SettingError
 from loopscope.records import Result
 from loopscope.rows import At, Chain, Draft, ReadPolicy, Tree, Wave
@@ -140,32 +140,28 @@ class Calibration(Result):
         return {shape: seconds for (part, shape, _, _), seconds in self.prices.items() if part == "host"}
 
     def price(self, made: Outcome, decoder: str, length: float | None = None) -> Price:
-        """What a decode's calls are made of, cell by cell: block calls by their number of rows, readouts and preludes, host time included.
+        """What a decode's calls are made of, cell by cell: every call by its kind and its number of rows, host time included.
 
-        decoder: its label, which says what shape its calls have and about how many rows it reads at once. length: the mean prefix of
-        its calls. Wave calls with two rows at one position are trees.
+        decoder: its label, which says what shape its calls have. length: the mean prefix of its calls. Wave calls with two rows at one
+        position are trees.
         """
         price: Price = Counter()
-        shape, single = shape_of(decoder)
-        rows = sum(n * w for w, n in made.widths.items())
-        at = readout_rows(decoder, rows / made.recur if made.recur else 1.0, int(self.meta.get("depth", 1)))
-        alone = made.readout * (2 - at) if 1 < at < 2 else 0.0  # between one row and two: some readouts of each
+        several, single = shape_of(decoder)
         wanted: list[tuple[float, str, float, str]] = []
         for w, n in made.widths.items():
-            if shape == "wave":
+            if several == "wave":
                 wanted += [(n - made.branched.get(w, 0), "recur", w, "wave"), (made.branched.get(w, 0), "recur", w, "tree")]
             else:
                 anew = made.fresh.get(w, 0)
-                own = "fresh" if w > 1 else single
-                wanted += [(n - anew, "recur", w, "chain"), (anew, "recur", w, own)]
-        wanted += [(alone, "readout", 1, "chain"), (made.prelude, "prelude", 1, "chain"),
-                   (made.readout - alone, "readout", max(2.0, at) if at > 1 else 1, "at" if at > 1 else "chain")]
-        for n, part, own_rows, shaped in wanted:
+                wanted += [(n - anew, "recur", w, "chain"), (anew, "recur", w, "fresh" if w > 1 else single)]
+        wanted += [(n, "prelude", w, "chain") for w, n in made.embedded.items()]
+        wanted += [(n, "readout", w, "at" if several == "wave" and w > 1 else "chain") for w, n in made.read.items()]
+        for n, part, w, shape in wanted:
             if n:
-                for cell, weight in self.cells(part, own_rows, shaped, length):
+                for cell, weight in self.cells(part, w, shape, length):
                     price[cell] += n * weight
         host = {cell[1]: cell for cell in self.prices if cell[0] == "host"}
-        for name, n in zip(FEATURES, (made.recur, rows, made.readout, made.prelude)):
+        for name, n in zip(FEATURES, (made.recur, made.rows, made.readout, made.prelude)):
             if name in host:
                 price[host[name]] += n
         return price

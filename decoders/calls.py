@@ -11,7 +11,7 @@ at the same time become one block call over the rows of all of them. A decoder i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
@@ -93,8 +93,8 @@ Request = Union[Embed, Recur, Read]
 Steps = Generator[Request, Any, None]
 
 
-def advance(session: Session, steps: Steps) -> Iterator[None]:
-    """Run one sequence to its end; yields whenever tokens have been committed."""
+def advance(session: Session, steps: Steps, watch: Callable[[Request], None] | None = None) -> Iterator[None]:
+    """Run one sequence to its end; yields whenever tokens have been committed. watch: told of every call once it has run."""
     answer, seen = None, len(session.tokens)
     while True:
         try:
@@ -106,6 +106,8 @@ def advance(session: Session, steps: Steps) -> Iterator[None]:
             yield
         answer = request.run()
         _count(request)  # only now: a stream may be left, or asked for its counts, while a request waits
+        if watch is not None:
+            watch(request)
     yield
 
 

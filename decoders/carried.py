@@ -17,17 +17,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from decoders.calls import advance
+from decoders.calls import Recur, Request, advance
 from decoders.counting import das_wave_counts
 from decoders.das_wave import DASWave
 from decoders.decoder import Decoder
 from decoders.draft_then_verify import DraftThenVerify
 from decoders.foreign import Chains
 from decoders.loopspec import LoopSpec
-from decoders.outcomes import counted
 from decoders.prompt_lookup import PromptLookup, lookup
-from decoders.replay_counts import Outcome, Text, block_counts
+from decoders.replay_counts import Outcome, Text, block_counts, ordered
 from decoders.session import Session
+from decoders.tally import observed
 from loopscope.errors import SettingError
 from loopscope.rows import ReadPolicy
 from probes.replay import ReplayResult
@@ -48,23 +48,27 @@ class _Kind(NamedTuple):
 
 
 class _Round(NamedTuple):
-    """One round of a refinement: its guesses, and the block calls and rows that all rounds so far have taken."""
+    """One round of a refinement: its guesses, and the rows of each block call that it took."""
 
     guesses: list[int]
-    calls: int
-    rows: int
+    rows: tuple[int, ...]
 
 
 class _Rounds(list):
-    """What DAS-Wave tells of its rounds: the guesses, to which the calls made by then are added."""
+    """What DAS-Wave tells of its rounds, and what its calls tell of themselves."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.session, self.before = session, dict(session.counts)
+        self._rows: list[int] = []
 
     def append(self, guesses: list[int]) -> None:
-        now = self.session.counts
-        super().append(_Round(guesses, now["recur"] - self.before["recur"], now["rows"] - self.before["rows"]))
+        super().append(_Round(guesses, tuple(self._rows)))
+        self._rows.clear()
+
+    def watch(self, request: Request) -> None:
+        """A call that has run; the readout that ends a round comes before its guesses."""
+        if type(request) is Recur:
+            self._rows.append(request.rows.count)
 
 
 class _Whole:
@@ -131,9 +135,10 @@ class Refinements:
         key = index, decoder.label
         if key not in self._tried:
             text, (start_state, seed, prefix) = self.texts[index], self._options
-            got = decoder.generate(self.core, self._ids[index][: text.prompt_length], text.limit, text.depth, seed, start_state=start_state,
-                                   prefix=prefix)
-            self._tried[key] = counted(got) if got.tokens == text.tokens else None
+            prompt = self._ids[index][: text.prompt_length]
+            session = decoder._open(self.core, prompt, text.limit, text.depth, seed, (), start_state, prefix)
+            made = observed(decoder, session)
+            self._tried[key] = made if session.new_tokens == text.tokens else None
         return self._tried[key]
 
     def _sequential(self, index: int, text: Any, decoder: DraftThenVerify) -> Outcome:
@@ -148,9 +153,8 @@ class Refinements:
 
     def _copied(self, index: int, text: Any, decoder: PromptLookup) -> Outcome:
         ids, first = self._ids[index], text.prompt_length
-        prelude = readout = rows = proposed = 0
-        widths: Counter[int] = Counter()
-        fresh: Counter[int] = Counter()
+        proposed = 0
+        checks: Counter[int] = Counter()  # by rows
         accepted, at = [], 1
         while at < len(text.tokens):
             drafts = lookup(ids[: first + at], decoder.ngram, min(decoder.block, text.limit - at - 1))
@@ -162,12 +166,11 @@ class Refinements:
             proposed += judged
             if judged:
                 accepted.append(right)
-            widths[verified] += text.depth
-            fresh[verified] += 1
-            prelude, readout, rows = prelude + 1, readout + 1, rows + verified * text.depth
+            checks[verified] += 1
             at += min(right + 1, verified)
-        return Outcome(sum(widths.values()), prelude, readout, rows, proposed, sum(accepted), accepted, {}, dict(sorted(widths.items())),
-                       fresh=dict(sorted(fresh.items())))
+        widths, once = ordered(_times(checks, text.depth)), ordered(checks)
+        return Outcome(sum(widths.values()), checks.total(), checks.total(), sum(w * n for w, n in widths.items()), proposed, sum(accepted),
+                       accepted, {}, widths, fresh=once, embedded=once, read=once)
 
     def _refining(self, index: int, text: Any, decoder: DASWave) -> Outcome:
         truth, at, proposed = text.tokens, 1, 0
@@ -175,13 +178,12 @@ class Refinements:
         runs: list[int] = []  # of the blocks of which a guess was judged: a text that ends at a block's first token judges none
         rounds: list[int] = []
         cuts: list[int | None] = []
-        widths: Counter[float] = Counter()
-        verifying: Counter[float] = Counter()
+        widths, rounds_of, checks = Counter(), Counter(), Counter()  # by rows: refining calls, rounds, verifications
         spared = [0, 0]  # calls and rows that frozen states leave out
         while at < len(truth):
             most = min(decoder.capacity, text.limit - at - 1)
             if most == 0:
-                verifying[1] += 1
+                checks[1] += 1
                 at += 1
                 continue
             history = self._refined(index, text.prompt_length + at - 1, most, decoder)
@@ -198,25 +200,22 @@ class Refinements:
             rounds.append(j)
             cuts.append(ends)
             full = [decoder.width(i, most) for i in range(j)]
+            rounds_of.update(full)
             if self._freezes(decoder):
-                spared[0] += j * decoder.updates - history[j - 1].calls
-                spared[1] += decoder.updates * sum(full) - history[j - 1].rows
-                steps = zip([(0, 0), *((r.calls, r.rows) for r in history)], history[:j])
-                for n, m in ((now.calls - calls, now.rows - rows) for (calls, rows), now in steps):
-                    widths[m // n if n and m % n == 0 else m / max(n, 1)] += n
+                run = [n for r in history[:j] for n in r.rows]
+                spared[0] += j * decoder.updates - len(run)
+                spared[1] += decoder.updates * sum(full) - sum(run)
+                widths.update(run)
             else:
-                for width in full:
-                    widths[width] += decoder.updates
+                widths.update(full * decoder.updates)
             verified = full[-1] + decoder.bonus if ends is None else ends
-            verifying[verified] += 1
+            checks[verified] += 1
             at += min(right + 1, verified)
-        fresh = widths + verifying  # every recurrence of a refinement plans its reads anew
-        for verified, times in verifying.items():
-            widths[verified] += times * text.depth
+        once = ordered(rounds_of + checks)
         counts = das_wave_counts(accepted, len(truth), text.depth, rounds, decoder.updates, decoder.capacity, decoder.initial_width,
                                  decoder.growth, decoder.bonus, text.limit, cuts)
         return Outcome(counts.recur - spared[0], counts.prelude, counts.readout, counts.rows - spared[1], proposed, sum(accepted), runs,
-                       {}, dict(sorted((+widths).items())), fresh=dict(sorted(fresh.items())))
+                       {}, ordered(widths + _times(checks, text.depth)), fresh=ordered(widths + checks), embedded=once, read=once)
 
     def rounds_from(self, index: int, place: int, decoder: DASWave) -> list[list[int]]:
         """The guesses of every round that `decoder` would make behind new token `place` (from 1 on: its block guesses from there on)."""
@@ -240,9 +239,9 @@ class Refinements:
             injects = session.core.config.injects
             carry = injects if decoder.carry is None else decoder.carry
             deepest = DASWave(decoder.rounds, kind.updates, _MOST, kind.initial_width, kind.read, kind.carry, kind.growth)
-            policy, history = ReadPolicy.named(kind.read, session.depth), _Rounds(session)
+            policy, history = ReadPolicy.named(kind.read, session.depth), _Rounds()
             steps = deepest._refine(session, anchor, min(kind.most, session.cache.capacity - anchor), policy, carry, frozen, history)
-            for _ in advance(session, steps):
+            for _ in advance(session, steps, history.watch):
                 pass
             whole.restore(anchor)
             session.tokens = self._ids[index]
@@ -256,6 +255,10 @@ class Refinements:
                 self._chains.clear()
             self._open[index] = _Whole(self.core, self._ids[index], self.texts[index].depth, *self._options)
         return self._open[index]
+
+
+def _times(counts: Counter, n: int) -> Counter:
+    return Counter({key: n * count for key, count in counts.items()})
 
 
 def _stop(decoder: DASWave, guesses: Sequence[Sequence[int]], most: int, first: int) -> int:

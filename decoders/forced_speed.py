@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from decoders.autoregressive import Autoregressive
-from decoders.calibrate import Calibration, calibrate
+from decoders.calibrate import calibrate
 from decoders.calls import Steps
 from decoders.das_wave import DASWave
 from decoders.decoder import Decoder
@@ -27,10 +27,10 @@ from decoders.draft_then_verify import DraftThenVerify
 from decoders.forced import Forced
 from decoders.generation import Generation
 from decoders.graphs import runner_for
-from decoders.outcomes import counted
 from decoders.roofline import bandwidth, traffic
 from decoders.session import Session
 from decoders.static import why_not_static
+from decoders.tally import observed
 from decoders.wavefront import Wavefront
 
 if TYPE_CHECKING:
@@ -62,31 +62,28 @@ def forced_speed(core: LoopedCore, context: int, alphas: Sequence[float] = ALPHA
     static = core.device.type == "cuda" if static is None else static
     calibration = calibrate(core, prefix_length=context, repeats=8, seconds=calibrate_seconds, host=False, seed=seed,
                             runner=runner_for(core.device) if static else None)
-    run = [(Autoregressive(), None), *((d, a) for a in alphas for d in (decoders or schedules(depth)))]
+    asked = [(Autoregressive(), None), *((d, a) for a in alphas for d in (decoders or schedules(depth)))]
+    run = [decoder if alpha is None else Forced(decoder, alpha, seed) for decoder, alpha in asked]
     best: dict[int, tuple[Generation, dict[str, float]]] = {}
     for turn in range(repeats + 1):
         for i in range(len(run)):
             at = (i + turn) % len(run)
-            decoder, alpha = run[at]
-            got = behind(core, decoder if alpha is None else Forced(decoder, alpha, seed), context, new_tokens if turn else 6, seed,
-                         static)
+            got = behind(core, run[at], context, new_tokens if turn else 6, seed, static)
             if turn and (at not in best or got[0].seconds.decode < best[at][0].seconds.decode):
                 best[at] = got
-    records = []
-    for at, (decoder, alpha) in enumerate(run):
-        g, inside = best[at]
-        records.append({"decoder": decoder.label, "alpha": alpha, "context": context,
-                        **_record(core, g, inside, decoder, best[0][0], context, reaches, calibration, depth)})
-    return records
+    predicted = [calibration.cost(observed(d, _opened(core, d, context, new_tokens, seed)), d.label) for d in run]
+    return [{"decoder": decoder.label, "alpha": alpha, "context": context,
+             **_record(core, *best[at], best[0][0], context, reaches, predicted[at], predicted[0])}
+            for at, (decoder, alpha) in enumerate(asked)]
 
 
-def _record(core: LoopedCore, g: Generation, inside: dict[str, float], decoder: Decoder, ar: Generation, context: int, reaches: float,
-            calibration: Calibration, depth: int) -> dict[str, Any]:
-    later = len(g.tokens) - 1
+def _record(core: LoopedCore, g: Generation, inside: dict[str, float], ar: Generation, context: int, reaches: float, predicted: float,
+            ar_predicted: float) -> dict[str, Any]:
+    """predicted: seconds of the calls that were counted, at the sweep's prices; of AR's likewise."""
+    later, depth = len(g.tokens) - 1, core.config.depth
     seconds, plain = g.seconds.decode / later, ar.seconds.decode / (len(ar.tokens) - 1)
     needs = traffic(core, context)
-    expected = _predicted(g, decoder, calibration) / later
-    expected_plain = _predicted(ar, Autoregressive(), calibration) / (len(ar.tokens) - 1)
+    expected, expected_plain = predicted / later, ar_predicted / (len(ar.tokens) - 1)
     moved = needs.decode(g.calls.recur, g.calls.prelude, depth)
     return {"tokens_per_second": 1 / seconds, "speedup": plain / seconds, "speedup_predicted": expected_plain / expected,
             "calls_per_token": g.calls.recur / later, "accepted": g.accepted, "proposed": g.proposed,
@@ -97,20 +94,11 @@ def _record(core: LoopedCore, g: Generation, inside: dict[str, float], decoder: 
             "between": 1 - sum(inside.values()) / g.seconds.decode if inside else None}
 
 
-def _predicted(g: Generation, decoder: Decoder, calibration: Calibration) -> float:
-    """Seconds of the calls that were counted, at the sweep's prices."""
-    return calibration.cost(counted(g), decoder.label)
-
-
 def behind(core: LoopedCore, decoder: Decoder, context: int, new_tokens: int, seed: int = 0,
            static: bool = False) -> tuple[Generation, dict[str, float]]:
     """One decode behind `context` random positions that are in the cache already, and seconds inside each kind of call; none where the
     decode is static, as far as the decoder can be."""
-    draw = torch.Generator().manual_seed(seed)
-    prompt = torch.randint(0, core.config.vocab_size, (context,), generator=draw).tolist()
-    session = decoder._open(core, prompt, new_tokens, seed=seed)
-    session.eos = frozenset()
-    session.prefill = lambda: _given(session, seed)  # type: ignore[method-assign]
+    session = _opened(core, decoder, context, new_tokens, seed)
     if static and not why_not_static(decoder, session):
         decoder._run(session, static=True)
         return session.result(decoder), {}
@@ -118,6 +106,16 @@ def behind(core: LoopedCore, decoder: Decoder, context: int, new_tokens: int, se
         decoder._run(session)
         found = session.result(decoder)
     return found, {name: sum(took() for took in calls) for name, calls in spent.items()}
+
+
+def _opened(core: LoopedCore, decoder: Decoder, context: int, new_tokens: int, seed: int) -> Session:
+    """A session whose prompt is not read but given."""
+    draw = torch.Generator().manual_seed(seed)
+    prompt = torch.randint(0, core.config.vocab_size, (context,), generator=draw).tolist()
+    session = decoder._open(core, prompt, new_tokens, seed=seed)
+    session.eos = frozenset()
+    session.prefill = lambda: _given(session, seed)  # type: ignore[method-assign]
+    return session
 
 
 def _given(session: Session, seed: int) -> Steps:

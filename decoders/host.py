@@ -6,7 +6,6 @@ decodes are timed whole; what is left after the calls they made, at the sweep's 
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,8 +16,8 @@ from decoders.autoregressive import Autoregressive
 from decoders.das_wave import DASWave
 from decoders.decoder import Decoder
 from decoders.draft_then_verify import DraftThenVerify
-from decoders.outcomes import counted
 from decoders.replay_counts import Outcome
+from decoders.tally import observed
 from decoders.wavefront import Wavefront
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ FEATURES = ("tick", "row", "readout", "prelude")  # of each, seconds of host tim
 
 
 class Decodes:
-    """A few decoders on random tokens, timed turn by turn in alternated orders; the first turn pays for set-up and is not kept.
+    """A few decoders on random tokens, timed turn by turn in alternated orders; the first turn pays for set-up and counts their calls.
 
     seconds: spent so far, all of it.
     """
@@ -49,10 +48,11 @@ class Decodes:
         begin = time.perf_counter()
         for i in range(len(self.decoders)):
             decoder = self.decoders[(i + self._turn) % len(self.decoders)]
+            if not self._turn:
+                self._made[decoder.label] = observed(decoder, decoder._open(self.core, self.prompt, self.new_tokens, seed=self.seed))
+                continue
             got = decoder.generate(self.core, self.prompt, self.new_tokens, seed=self.seed)
-            if self._turn:
-                self._made.setdefault(decoder.label, counted(got))
-                self._took.setdefault(decoder.label, []).append(got.seconds.decode)
+            self._took.setdefault(decoder.label, []).append(got.seconds.decode)
         self._turn += 1
         self.seconds += time.perf_counter() - begin
 
@@ -69,32 +69,6 @@ def shape_of(decoder: str) -> tuple[str, str]:
     if decoder.startswith(("WFD", "LoopSpec")):
         return "wave", "wave"
     return "chain", "deep" if decoder.startswith("DtV") and " deep_" in decoder else "fresh"
-
-
-def readout_rows(decoder: str, mean_width: float, depth: int) -> float:
-    """About how many rows one of its readouts has, by its label, where its calls have `mean_width` rows at full depth T."""
-    if decoder.startswith("DAS"):
-        return mean_width
-    wave = re.match(r"WFD d=([0-9]+)(?: re=([0-9]+))?", decoder)
-    if wave is None:
-        return 1.0
-    rows, lanes = _full_wave(depth, int(wave[1]), int(wave[2]) if wave[2] else None)
-    return max(1.0, min(rows, mean_width) if wave[2] is None else rows * mean_width / lanes)
-
-
-def _full_wave(depth: int, draft_depth: int, redraft: int | None) -> tuple[float, float]:
-    """Of a wave without rejects: rows per readout, and lanes, means over the ticks that have one.
-
-    Lanes stand draft_depth apart. Each is read as it drafts, again after every `redraft` recurrences, and at T; the first and the last
-    fall into one tick only where draft_depth divides T.
-    """
-    read: list[tuple[int, int]] = []
-    for phase in range(1, draft_depth + 1):
-        lanes = range(phase, depth + 1, draft_depth)
-        due = [r for r in lanes if r in (draft_depth, depth) or (redraft and r > draft_depth and (r - draft_depth) % redraft == 0)]
-        if due:
-            read.append((len(due), len(lanes)))
-    return sum(n for n, _ in read) / len(read), sum(n for _, n in read) / len(read)
 
 
 def fit_host(decodes: Sequence[tuple[str, Outcome, float]], swept: Calibration) -> dict[str, float]:

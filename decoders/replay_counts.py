@@ -45,8 +45,8 @@ class Text:
 @dataclass(frozen=True)
 class Outcome:
     """Predicted counts after prefill, as decoders.generation.Generation counts them. widths: block calls by rows per call; branched:
-    those of them in which two rows stood at one position; fresh: of calls on chains, those on other rows than the call before, for which
-    the way they attend is planned anew.
+    those of them in which two rows stood at one position; fresh: those that did not go on with the rows of the call before (a wave's
+    are not told apart: all of them plan anew how rows attend); embedded and read: preludes and readouts by rows per call.
 
     exact: whether recur, proposed, accepted and runs are; rows_exact: whether rows, widths, prelude and readout are; note: why not.
     """
@@ -65,6 +65,8 @@ class Outcome:
     note: str = ""
     branched: dict[int, int] = field(default_factory=dict)
     fresh: dict[int, int] = field(default_factory=dict)
+    embedded: dict[int, int] = field(default_factory=dict)
+    read: dict[int, int] = field(default_factory=dict)
 
 
 def rereading(depths: Sequence[int], full: int) -> Branching:
@@ -113,12 +115,20 @@ def wave(histories: Sequence[History], text: Text, full: int, depths: Sequence[i
                for i in range(len(born)) if depths and i < text.drafting}
     side = _side_lanes(histories, text, full, depths, children, born)
     lanes = Counter({(s, s + full): 1 for s in born}) + side.lives
-    reads = {s + full for s in born} | {s + d for i, s in enumerate(born) if i < text.drafting for d in depths} | side.reads
+    reads = Counter(s + full for s in born) + Counter(s + d for i, s in enumerate(born) if i < text.drafting for d in depths) + side.reads
     widths = _widths(lanes, end)
     branched = Counter(widths[tick] for tick in _branching(side.beside, born, full, end))
-    preludes = len({start for start, _ in lanes})  # lanes that are born together share a call
-    return Outcome(end, preludes, len(reads), sum(widths), len(accepts), sum(accepts.values()), runs_of(accepts), accepts,
-                   dict(sorted(Counter(widths).items())), True, side.exact, "; ".join(side.notes), dict(sorted(branched.items())))
+    together: Counter = Counter()  # lanes that are born together share a call
+    for (start, _), count in lanes.items():
+        together[start] += count
+    return Outcome(end, len(together), len(reads), sum(widths), len(accepts), sum(accepts.values()), runs_of(accepts), accepts,
+                   ordered(Counter(widths)), True, side.exact, "; ".join(side.notes), ordered(branched),
+                   embedded=ordered(Counter(together.values())), read=ordered(Counter(reads.values())))
+
+
+def ordered(counts: Counter) -> dict:
+    """What was counted at least once, by key."""
+    return dict(sorted((+counts).items()))
 
 
 def _branching(beside: Sequence[Counter], born: Sequence[int], full: int, end: int) -> set[int]:
@@ -147,7 +157,7 @@ class _Side:
     lives: Counter = field(default_factory=Counter)
     beside: list[Counter] = field(default_factory=list)  # the same by index
     most: Counter = field(default_factory=Counter)
-    reads: set[int] = field(default_factory=set)
+    reads: Counter = field(default_factory=Counter)  # ticks -> rows that are read
     notes: tuple[str, ...] = ()
 
     @property
@@ -171,7 +181,7 @@ def _side_lanes(histories: Sequence[History], text: Text, full: int, depths: Seq
         if i < text.drafting:
             known = histories[i] if i < len(histories) else [UNKNOWN] * len(depths)
             for (start, dropped), count in now.items():
-                side.reads |= {start + d for d in depths if start + d <= dropped}
+                side.reads.update({start + d: count for d in depths if start + d <= dropped})
                 wavers |= any(start + d < dropped for d in depths[1:])
                 ends |= start + depths[0] < dropped
                 behind.update(_spawn(start, dropped, count, children(known), text))
@@ -268,9 +278,8 @@ def blocks(drafts: Sequence[int] | Chain, text: Text, size: int) -> list[Block]:
 
 def block_counts(drafts: Sequence[int] | Chain, text: Text, full: int, draft_depth: int, size: int, reuse: bool = True) -> Outcome:
     """Draft-then-verify; drafts as for `blocks`, made at `draft_depth`. reuse: aligned reads, whose states verification goes on from."""
-    recur = prelude = readout = rows = 0
-    widths: Counter = Counter()
-    fresh: Counter = Counter()
+    recur = rows = 0
+    widths, fresh, embedded, read = Counter(), Counter(), Counter(), Counter()
     accepts: dict[int, bool] = {}
     runs, uncertain = [], False
     for block in blocks(drafts, text, size):
@@ -278,7 +287,9 @@ def block_counts(drafts: Sequence[int] | Chain, text: Text, full: int, draft_dep
         if block.drafts == 0:
             alone, together = full, 0
         recur, rows = recur + alone + together, rows + alone + together * block.rows
-        prelude, readout = prelude + block.rows, readout + block.drafts + 1
+        embedded[1] += block.rows
+        read[1] += block.drafts
+        read[block.rows] += 1
         widths[1] += alone
         widths[block.rows] += together
         fresh[1] += (block.rows if reuse else alone) if block.drafts else 1
@@ -290,5 +301,5 @@ def block_counts(drafts: Sequence[int] | Chain, text: Text, full: int, draft_dep
         if block.accepted or block.rejected:
             runs.append(block.accepted)
     note = "a draft behind a wrong one may be an end of text, which cuts its block" if uncertain else ""
-    return Outcome(recur, prelude, readout, rows, len(accepts), sum(accepts.values()), runs, accepts,
-                   dict(sorted((+widths).items())), not uncertain, not uncertain, note, fresh=dict(sorted((+fresh).items())))
+    return Outcome(recur, embedded.total(), read.total(), rows, len(accepts), sum(accepts.values()), runs, accepts, ordered(widths),
+                   not uncertain, not uncertain, note, fresh=ordered(fresh), embedded=ordered(embedded), read=ordered(read))

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from decoders.replay_counts import UNKNOWN, History, Outcome, Text, runs_of
+from decoders.replay_counts import UNKNOWN, History, Outcome, Text, ordered, runs_of
 
 
 @dataclass(eq=False)
@@ -33,11 +33,11 @@ def capped_tree(histories: Sequence[History], text: Text, full: int, depths: Seq
     widths: Counter = Counter()
     branched: Counter = Counter()
     accepts: dict[int, bool] = {}
-    prelude = readout = 0
+    embedded, read = Counter(), Counter()
     lanes: list[_Lane] = []
     born = [_Lane(0, UNKNOWN, None)] if text.truth else []
     while born or lanes:
-        prelude += bool(born)
+        embedded[len(born)] += bool(born)
         lanes = sorted([*lanes, *born], key=lambda lane: lane.index)
         for lane in lanes:
             lane.depth += 1
@@ -46,7 +46,7 @@ def capped_tree(histories: Sequence[History], text: Text, full: int, depths: Seq
         root, born = lanes[0], []
         verify = root.depth == full
         drafting = [lane for lane in lanes if lane.depth in depths and lane.index < text.drafting]
-        readout += bool(verify or drafting)
+        read[verify + len(drafting)] += bool(verify or drafting)
         if verify:
             target, following = text.truth[root.index], root.index + 1
             if root.proposed:
@@ -69,5 +69,6 @@ def capped_tree(histories: Sequence[History], text: Text, full: int, depths: Seq
             lane.proposed.append(token)
             if not ends:
                 born.append(_Lane(lane.index + 1, token, lane))
-    return Outcome(widths.total(), prelude, readout, sum(w * n for w, n in widths.items()), len(accepts), sum(accepts.values()),
-                   runs_of(accepts), accepts, dict(sorted(widths.items())), False, False, note, dict(sorted((+branched).items())))
+    rows = sum(w * n for w, n in widths.items())
+    return Outcome(widths.total(), embedded.total(), read.total(), rows, len(accepts), sum(accepts.values()), runs_of(accepts), accepts,
+                   ordered(widths), False, False, note, ordered(branched), embedded=ordered(embedded), read=ordered(read))

@@ -33,7 +33,7 @@ class ReadPolicy:
     @classmethod
     def named(cls, name: str, depth: int) -> ReadPolicy:
         """The four policies of the paper; `depth` is full depth T. Raises SettingError for other names."""
-        table = {"aligned": cls(), "deep_v": cls(None, depth), "deep_k": cls(depth, None), "deep_kv": cls(depth, depth)}
+        table = {"aligned": ALIGNED, "deep_v": cls(None, depth), "deep_k": cls(depth, None), "deep_kv": cls(depth, depth)}
         if not isinstance(name, str) or name not in table:
             raise SettingError(f"read policy {name!r} is unknown; use one of {', '.join(map(repr, table))}")
         return table[name]

@@ -2,13 +2,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from decoders import Autoregressive, DASWave, DraftThenVerify, PromptLookup, Wavefront
+from decoders import Autoregressive, DASWave, DraftThenVerify, Wavefront
 from decoders.calibrate import Calibration, calibrate
-from decoders.carried import Refinements
-from decoders.host import Decodes, fit_host, readout_rows
-from decoders.outcomes import counted
-from decoders.replay import replay, replayed
+from decoders.host import Decodes, fit_host
 from decoders.replay_counts import Outcome
+from decoders.tally import observed
 from loopscope.errors import SettingError
 
 
@@ -65,8 +63,9 @@ def swept(cells: dict[tuple[str, str, int, int], list[float]]) -> Calibration:
     return Calibration(pd.DataFrame(rows, columns=list(Calibration.columns)), {"depth": 8, "injects": True})
 
 
-def calls(widths, readout=0, prelude=0, **more) -> Outcome:
-    """What a decode of so many block calls by rows, readouts and preludes made."""
+def calls(widths, **more) -> Outcome:
+    """What a decode of so many block calls by rows, and of what else is given, made."""
+    prelude, readout = (sum(more.get(name, {}).values()) for name in ("embedded", "read"))
     return Outcome(sum(widths.values()), prelude, readout, sum(w * n for w, n in widths.items()), 0, 0, [], {}, widths, **more)
 
 
@@ -97,25 +96,13 @@ def test_calls_whose_rows_are_new_have_a_price_of_their_own():
     assert table.cost(made, "DtV d=1 K=3") == 3 * 1 + 2 * 10 + 5 * 2 + 20 == table.cost(made, "DAS-Wave J=2 k=1 deep_kv")
     assert table.cost(made, "DtV d=1 K=3 deep_kv") == 3 * 1 + 2 * 100 + 5 * 2 + 20
     assert table.cost(made, "WFD d=1") == 11 * 7
+    ends = {("prelude", "chain", 64, n): [n / 8] for n in (1, 4)} | {("readout", shape, 64, n): [x] for shape, n, x in (
+        ("chain", 1, 3.0), ("chain", 4, 6.0), ("at", 2, 8.0))}
+    read = calls({}, embedded={1: 2, 4: 1}, read={1: 1, 2: 10})
+    assert swept(ends).cost(read, "DAS-Wave J=2 k=1 deep_kv") == 2 / 8 + 4 / 8 + 3 + 10 * 4
+    assert swept(ends).cost(read, "WFD d=1") == 2 / 8 + 4 / 8 + 3 + 10 * 8
     unmeasured = swept({("recur", "chain", 64, 1): [1.0], ("readout", "chain", 64, 1): [0.0], ("prelude", "chain", 64, 1): [0.0]})
     assert unmeasured.cost(calls({1: 5}, fresh={1: 2}), "DtV d=1 K=3 deep_kv") == 5
-
-
-@pytest.mark.parametrize("family", ["huginn", "ouro"])
-def test_new_rows_are_foretold_as_a_decode_has_them(random_core, family):
-    core = random_core(family, gain=0.3, depth=5, n_core=1, vocab_size=48)
-    prompt = [1, 2, 3]
-    table = replay(core, [prompt], 20, progress=False)
-    drafting = Refinements(core, [prompt], table)
-    seen = set()
-    for decoder in (Autoregressive(), DraftThenVerify(1, 4), DraftThenVerify(2, 3), DraftThenVerify(1, 4, "deep_kv"), DASWave(3, 1),
-                    PromptLookup(4, 2)):
-        g = decoder.generate(core, prompt, 20)
-        made, told = counted(g), replayed(table.passes[0], decoder) or drafting.outcome(0, decoder)
-        assert told.widths == made.widths and told.fresh == made.fresh, decoder.label
-        assert (made.recur, made.prelude, made.readout, made.rows) == (*g.calls, g.rows)
-        seen |= {n > 1 for n in told.fresh}
-    assert seen == {True, False}
 
 
 def test_the_sweep_says_how_uncertain_it_is():
@@ -131,7 +118,7 @@ def test_the_sweep_says_how_uncertain_it_is():
 
 def test_counted_cells_times_their_prices_are_the_cost(timing):
     table = timing(recur=2.0, prelude=1.0, readout=3.0, per_row=0.5)
-    what = calls({1: 10, 3: 4}, readout=6, prelude=2), "WFD d=1"
+    what = calls({1: 10, 3: 4}, read={1: 4, 2: 2}, embedded={1: 2}), "WFD d=1"
     assert sum(n * table.prices[cell] for cell, n in table.price(*what).items()) == pytest.approx(table.cost(*what))
     assert table.cost(*what) == pytest.approx(10 * 2 + 4 * 3 + 6 * 3 + 2)
 
@@ -143,8 +130,8 @@ def test_what_the_calls_leave_unexplained_is_laid_on_ticks_rows_readouts_and_pre
     made = []
     for d in (Autoregressive(), Wavefront(1), Wavefront(2, redraft=1), DraftThenVerify(1, 4), DASWave(3, 1)):
         g = d.generate(core, [1, 2, 3], 20)
-        features = (g.calls.recur, g.rows, g.calls.readout, g.calls.prelude)
-        made.append((d.label, counted(g), swept.cost(counted(g), d.label) + sum(a * b for a, b in zip(features, true.values()))))
+        features, own = (g.calls.recur, g.rows, g.calls.readout, g.calls.prelude), observed(d, d._open(core, [1, 2, 3], 20))
+        made.append((d.label, own, swept.cost(own, d.label) + sum(a * b for a, b in zip(features, true.values()))))
     assert fit_host(made, swept) == pytest.approx(true, rel=1e-6)
 
 
@@ -156,40 +143,6 @@ def test_host_decodes_turn_and_a_disturbed_turn_does_not_move_them(random_core):
     assert {label: seconds for label, _, seconds in decodes.timed(0.25)}["AR"] == 2.0
     alone = Decodes(random_core("ouro", depth=1, n_core=1, vocab_size=48), 8, 6)
     assert [label for label, _, _ in alone.timed(0.25)] == ["AR"]
-
-
-_WAVES = [(1, None), (3, None), (4, None), (8, None), (1, 1), (1, 2), (3, 1), (3, 2), (4, 1), (8, 1)]
-
-
-@pytest.mark.parametrize("draft_depth, redraft", _WAVES)
-def test_rows_per_readout_of_a_wave_are_those_of_a_decode(random_core, draft_depth, redraft, monkeypatch):
-    """A wave without rejects (gain 0), long beside its filling and draining."""
-    core = random_core("huginn", gain=0.0, depth=16, n_core=1, context=1024)
-    read, rows = type(core).read, []
-
-    def watched(self, state, *more, **named):
-        rows.append(state.shape[1])
-        return read(self, state, *more, **named)
-
-    monkeypatch.setattr(type(core), "read", watched)
-    g = Wavefront(draft_depth, redraft=redraft).generate(core, [1, 2, 3], 200)
-    assert g.accepted == g.proposed > 150
-    expected = readout_rows(g.decoder, g.rows / g.calls.recur, 16)
-    assert sum(rows[1:]) / len(rows[1:]) == pytest.approx(expected, rel=0.1)
-
-
-def test_a_readout_between_one_row_and_two_is_priced_between_them(timing):
-    table = timing(readout=2.0, depth=16)
-    at = pd.DataFrame([("made-up", "readout", "at", n, 64, 3.0 + n, 0) for n in (2, 4)], columns=table.frame.columns)
-    price = Calibration(pd.concat([table.frame, at], ignore_index=True), table.meta)
-
-    def readout(lanes):
-        return price.cost(calls({lanes: 1}, readout=1), "WFD d=8 re=1") - price.cost(calls({lanes: 1}), "WFD d=8 re=1")
-
-    assert readout(1) == pytest.approx(2.0)
-    share = 1.125 * 3 / 2 - 1  # of two full lanes 1.125 are read at once
-    assert readout(3) == pytest.approx((1 - share) * 2.0 + share * 5.0)
-    assert readout(4) == pytest.approx(3.0 + 1.125 * 4 / 2)
 
 
 def test_scatter_is_the_relative_quartile_range_of_the_median_cell():
