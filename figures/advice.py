@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from figures import intervals, ratios, style
 
 if TYPE_CHECKING:
@@ -121,7 +119,7 @@ def advise(pairs: pd.DataFrame, pick: str = "") -> Advice | None:
         return None
     open_to = ratios.candidates(pairs)
     picked = pick if pick == "AR" or pick in set(open_to["decoder"]) else ""
-    ratio = _over(pairs, top.decoder, picked) if picked else (1.0, 1.0, 1.0)
+    ratio = ratios.over(pairs, top.decoder, picked) if picked else (1.0, 1.0, 1.0)
     chosen = picked if picked and not ratio[1] > 1 else top.decoder
     means = intervals.table(pairs, ["decoder"], "time_speedup").set_index("decoder")
     if means.loc[chosen, "high"] < 1:
@@ -140,15 +138,3 @@ def of_tables(tables: Mapping[str, pd.DataFrame]) -> list[Advice]:
     pairs, picked = ratios.per_prompt(tables["bench"]), picks(tables.get("plan"))
     found = [advise(pairs[pairs["task"] == task], picked.get(task, "")) for task in style.order(pairs["task"], style.TASKS)]
     return [advice for advice in found if advice is not None]
-
-
-def _over(pairs: pd.DataFrame, top: str, other: str) -> tuple[float, float, float]:
-    """Geometric mean over prompts of one decoder's speed over another's, and its interval."""
-    if top == other:
-        return 1.0, 1.0, 1.0
-    wide = pairs.pivot(index="prompt", columns="decoder", values="time_speedup")[[top, other]].dropna()
-    logs = np.log((wide[top] / wide[other]).to_numpy(float))
-    if not len(logs):
-        return float("nan"), float("nan"), float("nan")
-    low, high = intervals.bootstrap(logs[None])
-    return float(np.exp(logs.mean())), float(np.exp(low[0])), float(np.exp(high[0]))
