@@ -22,7 +22,7 @@ def draw(frame, *, model=None):
         model,
         "acceptance",
         "place of the draft in its run (1 = first)",
-        ("accepted / reached", "runs that reached it"),
+        ("accepted / reached", "runs"),
         ("acceptance by position", "Lines of acceptance rate by place in the run", "At the first place"),
         "A run ends at the first rejected draft; rates are pooled over prompts and over places that stand together, and "
         "drawn where {enough} drafts or more were judged (of a decoder with fewer everywhere, all). Below: runs that reached the first of "
@@ -34,7 +34,7 @@ def rates_and_counts(frame, model, kind, across, upwards, words, note):
     """The figure: rates above, counts below, over the column `position`. words: title, what is drawn, and what is said of the first."""
     frame, model = style.choose(frame, "model", model, kind)
     tasks, decoders = style.order(frame["task"], style.TASKS), style.decoders_in_order(frame["decoder"])
-    fig = style.figure(max(6.5, 4.6 * len(tasks)), 5.6)
+    fig = style.figure(max(6.5, 4.6 * len(tasks)), 5.2 + 0.21 * -(-len(decoders) // 3))
     axes = fig.subplots(2, len(tasks), squeeze=False, sharex=True, sharey="row", height_ratios=[1.9, 1])
     said, lowest, furthest = [], 1.0, 0
     for column, task in enumerate(tasks):

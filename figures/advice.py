@@ -1,8 +1,8 @@
 """Which decoder to use: what the plan picked before anything was timed, unless the benchmark clearly says otherwise.
 
 A page that names the plan's pick here and the fastest mean there leaves its reader with two recommendations. There is one: the pick
-stands as long as no decoder was clearly faster on the same prompts (the 95 % interval of the paired ratio excludes 1); otherwise the
-fastest one is it, and plain decoding where nothing beats that.
+stands as long as no decoder was clearly faster on the same prompts (the 95 % interval of the paired ratio excludes 1, over enough
+prompts); otherwise the fastest one is it, and plain decoding where nothing beats that.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class Advice:
             return f"the plan had picked {self.picked}; {self.decoder} was {ratio}"
         if self.picked == self.top.decoder:
             return f"picked by the plan before anything was timed, and the largest mean of {others}{rivals}"
-        said = "one prompt cannot tell which is fastest" if self.ratio_low != self.ratio_low else "none was clearly faster"
+        said = "none was clearly faster"
+        if self.n < intervals.FEW:
+            said = f"over {style.count(self.n, 'prompt')}, too few to overrule it, the largest mean was another's"
         return f"picked by the plan before anything was timed; of {others} {said} ({self.top.decoder} was {ratio})"
 
     @property
@@ -120,9 +122,9 @@ def advise(pairs: pd.DataFrame, pick: str = "") -> Advice | None:
     open_to = ratios.candidates(pairs)
     picked = pick if pick == "AR" or pick in set(open_to["decoder"]) else ""
     ratio = ratios.over(pairs, top.decoder, picked) if picked else (1.0, 1.0, 1.0)
-    chosen = picked if picked and not ratio[1] > 1 else top.decoder
+    chosen = picked if picked and not (ratio[1] > 1 and top.n >= intervals.FEW) else top.decoder
     means = intervals.table(pairs, ["decoder"], "time_speedup").set_index("decoder")
-    if means.loc[chosen, "high"] < 1:
+    if means.loc[chosen, "high"] < 1 and top.n >= intervals.FEW:
         chosen = "AR"
     own = means.loc[chosen]
     calls = float(pairs.loc[pairs["decoder"] == chosen, "call_speedup"].mean())

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from figures import style
+from figures import intervals, style
 from loopscope.records import write_text
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ def draw(frame, *, model=None):
     return style.finish(
         fig,
         f"{model + ': w' if model else 'W'}hat the papers claim, and what was found here",
-        "Numbers: mean or ratio and its 95 % bootstrap interval over prompts; a verdict is read off the interval. Hatched: no verdict, the "
+        f"Numbers: mean or ratio and its 95 % bootstrap interval over prompts ({intervals.DAGGER}: fewer than {intervals.FEW} of them, too "
+        "narrow to rely on); a verdict is read off the interval. Hatched: no verdict, the "
         "number is ours and stands beside a claim about another model or machine. A claim that holds here says nothing of the papers' "
         "models.",
         _alt(table, heads),
@@ -88,8 +89,8 @@ def number(row) -> str:
         return ""
     shown = {"x": "{:.2f}", "points": "{:+.1f}", "cosine": "{:+.3f}", "tokens": "{:+.2f}", "share": "{:.0%}"}[row.unit]
     unit = {"x": "x", "points": " points", "tokens": " tokens"}.get(row.unit, "")
-    low, value, high = (shown.format(v + 0.0) for v in (row.low, row.value, row.high))
-    return f"{value}{unit}" + (f" [{low}, {high}]" if row.low == row.low else "")
+    between = intervals.words(row.low + 0.0, row.high + 0.0, row.n_prompts, shown)
+    return f"{shown.format(row.value + 0.0)}{unit} {between}".rstrip()
 
 
 def markdown(frame: pd.DataFrame) -> str:

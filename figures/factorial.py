@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from figures import marks, style
+from figures import intervals, marks, style
 
 COLUMNS = ("model", "task", "prompt", "repeat", "carry", "deep_k", "deep_v", "tokens", "verifications", "accepted", "committed",
            "recur_calls", "decode_seconds", "ar_recur_calls", "ar_decode_seconds")
@@ -67,9 +67,9 @@ def _bars(ax, table, measure):
 
 
 def _effects(ax, terms):
-    """Point and interval per term, main effects on top; filled where the interval excludes 0."""
+    """Point and interval per term, main effects on top; filled where the interval excludes 0, over enough prompts."""
     for y, r in enumerate(terms.itertuples()):
-        clear = r.low > 0 or r.high < 0
+        clear = (r.low > 0 or r.high < 0) and r.n_prompts >= intervals.FEW
         marks.whisker(ax, y, {"low": r.low, "high": r.high, "n": r.n_prompts}, style.INK)
         ax.plot(r.effect, y, marker="os^"[r.order - 1], color=style.INK, markerfacecolor=style.INK if clear else "white", markersize=7)
         end = r.high if r.high == r.high else r.effect  # beside the interval: rows are too near for a number between them

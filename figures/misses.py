@@ -25,7 +25,8 @@ def draw(frame, *, model=None):
     most = max(int((frame["task"] == t).sum()) for t in tasks)
     fig = style.figure(1.5 + 5.2 * len(tasks), 1.9 + 0.45 * most)
     ends = frame["speedup_measured"] / frame["speedup_predicted"]
-    reach = max(_LEAST, 1.15 * max(abs(_log(v)) for r in frame.itertuples() for v in _steps(r)))
+    steps = [_log(v) for r in frame.itertuples() for v in _steps(r)]
+    reach = min(-_LEAST, 1.15 * min(steps)), max(_LEAST, 1.15 * max(steps))
     for ax, task in zip(fig.subplots(1, len(tasks), squeeze=False)[0], tasks):
         part = frame[frame["task"] == task].assign(end=ends)
         part = part.sort_values("end", ascending=False, kind="stable")
@@ -69,9 +70,9 @@ def _steps(r) -> list[float]:
 
 def _percent_axis(ax, reach):
     """Ratios on a logarithmic scale, so that twice and half as fast are equally far, with ticks in per cent."""
-    steps = _NARROW if reach < _log(1.9) else _MIDDLE if reach < _log(4.5) else _WIDE
-    ticks = [t for t in steps if abs(_log(t)) <= reach]
-    ax.set_xlim(-reach, reach)
+    steps = _NARROW if max(-reach[0], reach[1]) < _log(1.9) else _MIDDLE if max(-reach[0], reach[1]) < _log(4.5) else _WIDE
+    ticks = [t for t in steps if reach[0] <= _log(t) <= reach[1]]
+    ax.set_xlim(*reach)
     ax.set_xticks([_log(t) for t in ticks], [f"{100 * (t - 1):+.0f} %" if t != 1 else "0" for t in ticks])
     ax.set_xlabel("measured against predicted speed")
 

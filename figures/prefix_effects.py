@@ -54,9 +54,11 @@ def forest(ax, part, rows):
     for y, (policy, control) in enumerate(rows):
         for r in part[(part["policy"] == policy) & (part["control"] == control)].itertuples():
             look = style.look(style.POLICIES, policy) if control == "none" else style.look(style.CONTROLS, control)
-            marks.whisker(ax, y, {"low": r.low, "high": r.high, "n": getattr(r, "n_prompts", intervals.FEW)}, look.colour)
+            n = getattr(r, "n_prompts", intervals.FEW)
+            marks.whisker(ax, y, {"low": r.low, "high": r.high, "n": n}, look.colour)
+            sure = r.holds and n >= intervals.FEW
             marker = {"x": "X", "*": "*"}.get(look.marker, look.marker)
-            ax.plot(r.effect, y, marker=marker, markersize=7.5, color=look.colour, markerfacecolor=look.colour if r.holds else "white")
+            ax.plot(r.effect, y, marker=marker, markersize=7.5, color=look.colour, markerfacecolor=look.colour if sure else "white")
     ax.axvline(0, color=style.INK, linewidth=0.9, zorder=1)
     ax.set_yticks(range(len(rows)), [name(p, c) for p, c in rows])
     ax.set_ylim(len(rows) - 0.5, -0.5)

@@ -28,11 +28,11 @@ def draw(frame, *, model=None):
     said = []
     for ax, part in zip(axes, parts):
         for (shape, length), cell in frame[frame["part"] == part].groupby(["shape", "prefix_length"], observed=True):
-            marker, colour, words = SHAPES.get(shape, ("s", style.QUIET, shape))
+            marker, colour, _ = SHAPES.get(shape, ("s", style.QUIET, shape))
             line = LINES[lengths.index(length) % len(LINES)]
             # quartiles, not extremes: one interruption by the machine must not set the scale
             ms = cell.groupby("rows")["seconds"].quantile([0.25, 0.75]).unstack().set_axis(["low", "high"], axis=1) * 1e3
-            ax.plot(ms.index, ms["low"], marker=marker, linestyle=line, color=colour, label=f"{words}; prefix {length}")
+            ax.plot(ms.index, ms["low"], marker=marker, linestyle=line, color=colour)
             ax.fill_between(ms.index.astype(float), ms["low"], ms["high"], color=colour, alpha=0.12, linewidth=0)
             if len(ms) == 1:  # a band needs two points
                 ax.vlines(ms.index, ms["low"], ms["high"], color=colour, linewidth=1.4)
@@ -41,7 +41,7 @@ def draw(frame, *, model=None):
             )
         ax.set_title(PARTS.get(part, part))
         style.depth_axis(ax, {1, *frame.loc[frame["part"] == part, "rows"]}, "rows in the call")
-        ax.set_ylim(bottom=0)
+        style.log_axis(ax)  # what n rows cost in calls on one row is what counts, and branches cost tens of them
     axes[0].set_ylabel("milliseconds per call")
     each = frame.groupby(["part", "shape", "rows", "prefix_length"], observed=True).size()
     return style.finish(
@@ -50,9 +50,20 @@ def draw(frame, *, model=None):
         f"Lines: lower quartile of {'-'.join(map(str, sorted({each.min(), each.max()})))} rounds, which is what the plan reads; bands: up "
         "to the upper quartile. Prefix: positions before the rows.",
         f"Lines of milliseconds per call against rows on {model}: {'; '.join(said)}.",
-        list({h.get_label(): h for ax in axes for h in style.handles_of(ax)}.values()),
-        2,
+        _handles(frame, lengths),
+        3,
     )
+
+
+def _handles(frame, lengths):
+    """A mark for each shape, and a line for each prefix length."""
+    from matplotlib.lines import Line2D
+
+    held = [name for name in SHAPES if name in set(frame["shape"])] + sorted(set(frame["shape"]) - set(SHAPES))
+    looks = [SHAPES.get(name, ("s", style.QUIET, name)) for name in held]
+    return [*(Line2D([], [], marker=marker, color=colour, label=words) for marker, colour, words in looks),
+            *(Line2D([], [], color=style.QUIET, linestyle=LINES[i % len(LINES)], label=f"prefix of {style.count(n, 'position')}")
+              for i, n in enumerate(lengths))]
 
 
 if __name__ == "__main__":

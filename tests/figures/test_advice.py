@@ -31,6 +31,14 @@ def test_the_plans_pick_stands_until_another_is_clearly_faster_on_the_same_promp
     assert advice.advise(ratios.per_prompt(bench), "never timed").picked == ""
 
 
+def test_too_few_prompts_overrule_nothing(bench):
+    few = bench[bench["prompt"] < intervals.FEW - 1]
+    found = advice.advise(ratios.per_prompt(few), PICK)
+    assert found.ratio_low > 1 and found.decoder == PICK and "over 4 prompts, too few to overrule it" in found.why
+    slow = advice.advise(ratios.per_prompt(scaled(few[few["decoder"].isin(["AR", PICK])], PICK, 9)), PICK)
+    assert slow.decoder == PICK and slow.doubt == "no gain shown"
+
+
 def test_the_comparison_is_paired(bench):
     # what drafting gains differs tenfold between prompts, and the other decoder is 3 % ahead on each: intervals overlap, the ratio is clear
     level = {p: 0.5 + p for p in bench["prompt"].unique()}

@@ -1,5 +1,6 @@
 """An interval over few prompts is marked wherever it stands, and one prompt has none: in figures, in tables, in alternative text."""
 
+import pandas as pd
 import pytest
 
 import figures
@@ -36,6 +37,18 @@ def test_tables_mark_them_and_say_how_many(synthetic):
         effects.assign(n_prompts=1, low=float("nan"), high=float("nan")), effects.assign(n_prompts=4)))
     assert {r["interval"] for r in one} == {"none"} and all(r["interval"].endswith(intervals.DAGGER) for r in few)
     assert "nan" not in figures.draw("prefix_effects", effects.assign(n_prompts=1, low=float("nan"), high=float("nan"))).note.alt
+
+
+def test_claims_mark_them_and_effects_are_not_filled(synthetic):
+    from figures import claims
+
+    rows = pd.DataFrame({"value": [2.4], "low": [2.1], "high": [2.6], "unit": ["x"], "n_prompts": [4]})
+    assert claims.number(next(rows.itertuples())) == f"2.40x [2.10, 2.60]{intervals.DAGGER}"
+    assert claims.number(next(rows.assign(n_prompts=5).itertuples())) == "2.40x [2.10, 2.60]"
+    effects = synthetic.prefix_effects(tasks=("maths",), depths=(1,), lags=(1,)).assign(holds=True)
+    filled = [sum(line.get_markerfacecolor() != "white" for ax in figures.draw("prefix_effects", effects.assign(n_prompts=n)).axes
+                  for line in ax.lines if line.get_marker() not in ("None", None, "")) for n in (4, 5)]
+    assert filled[0] == 0 < filled[1]
 
 
 def test_one_of_a_thing_is_no_plural(synthetic):
