@@ -6,7 +6,7 @@ stands (deep); prelude and readout likewise (docs/algorithms.md, section 4). Eac
 and read as a straight line in both n and L. Cells are measured round by round, so that a machine that slows down for a while slows all of
 them alike. A cell's price is the lower quartile of its rounds: what else runs on a machine only ever adds to a time, often for seconds on
 end, and the quartile stands as long as one round in four was left alone; unlike the shortest round it does not fall as more are made.
-Resampled rounds say how uncertain prices are. What decoding costs between the calls is timed on a few short decodes (decoders/host.py),
+Resampled rounds say how uncertain prices are. What decoding costs between the calls is timed in a few short decodes (decoders/host.py),
 which run between the rounds, so that they meet the same machine, and is kept in the same table, as part "host".
 """
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from decoders.host import FEATURES, Decodes, fit_host, shape_of
+from decoders.host import FEATURES, HostTimes, counts_of, shape_of
 from loopscope.errors import SettingError
 from loopscope.records import Result
 from loopscope.rows import At, Chain, Draft, ReadPolicy, Tree, Wave
@@ -131,9 +131,9 @@ class Calibration(Result):
         """Seconds of one call on `rows` rows behind `length` positions: linear between the measured cells, and beyond the last."""
         return sum(w * self.prices[cell] for cell, w in self.cells(part, rows, shape, length))
 
-    def host(self, ticks: float, rows: float, readouts: float, preludes: float) -> float:
-        """Seconds that a decode of so many calls takes between them; 0 in a table that was not timed for it."""
-        return sum(n * self._host.get(name, 0.0) for name, n in zip(FEATURES, (ticks, rows, readouts, preludes)))
+    def host(self, *counts: float) -> float:
+        """Seconds that a decode takes between its calls, of so many of each of decoders.host.FEATURES; 0 in a table without them."""
+        return sum(n * self._host.get(name, 0.0) for name, n in zip(FEATURES, counts))
 
     @cached_property
     def _host(self) -> dict[str, float]:
@@ -161,7 +161,7 @@ class Calibration(Result):
                 for cell, weight in self.cells(part, w, shape, length):
                     price[cell] += n * weight
         host = {cell[1]: cell for cell in self.prices if cell[0] == "host"}
-        for name, n in zip(FEATURES, (made.recur, made.rows, made.readout, made.prelude)):
+        for name, n in zip(FEATURES, counts_of(made)):
             if name in host:
                 price[host[name]] += n
         return price
@@ -173,7 +173,7 @@ class Calibration(Result):
     def resampled(self, resamples: int, seed: int = 0) -> dict[Cell, np.ndarray]:
         """Prices by rounds drawn with replacement, the same rounds for all cells: [resamples] for every cell.
 
-        Cells that were measured once (host time) have no spread.
+        Cells that were measured once have no spread.
         """
         import numpy as np
 
@@ -247,7 +247,7 @@ def calibrate(model, *, prefix_length: int | Sequence[int] = 128, rows: Sequence
         call()
     middle = (lengths[0] + lengths[-1]) // 2
     short = min(_HOST_TOKENS, core.config.context - middle)
-    decodes = Decodes(core, middle, short, seed) if host and short > 1 else None
+    between = HostTimes(core, middle, short, seed) if host and short > 1 else None
     observations = []
     begin = time.perf_counter()
     collecting = gc.isenabled()
@@ -258,8 +258,8 @@ def calibrate(model, *, prefix_length: int | Sequence[int] = 128, rows: Sequence
                 call()  # decoding finds its weights and code where the last such call left them; after another cell's they are elsewhere
                 calls = core.config.depth if (part, shape) == ("recur", "chain") else 1
                 observations.append((part, shape, n, length, _time(call, core.device) / calls, repeat))
-            while decodes is not None and decodes.seconds < _HOST_SHARE * (time.perf_counter() - begin):
-                decodes.turn()
+            while between is not None and between.seconds < _HOST_SHARE * (time.perf_counter() - begin):
+                between.turn()
             if progress is not None:
                 progress(repeat + 1, repeats)
             if repeat >= 2 and time.perf_counter() - begin > seconds:
@@ -269,12 +269,11 @@ def calibrate(model, *, prefix_length: int | Sequence[int] = 128, rows: Sequence
             gc.enable()
     frame = pd.DataFrame(observations, columns=list(Calibration.columns[1:]))
     frame.insert(0, "model", model_name or core.source or core.family)
-    swept = Calibration(frame, _facts(core, lengths))
-    if not host:
-        return swept
-    fitted = dict.fromkeys(FEATURES, 0.0) if decodes is None else fit_host(decodes.timed(_QUIET), swept)
-    rest = pd.DataFrame([(frame["model"][0], "host", name, 1, middle, value, 0) for name, value in fitted.items()], columns=frame.columns)
-    return Calibration(pd.concat([frame, rest], ignore_index=True), swept.meta)
+    if between is not None:
+        rest = pd.DataFrame([(frame["model"][0], "host", name, 1, middle, value, turn) for name, turn, value in between.result()],
+                            columns=frame.columns)
+        frame = pd.concat([frame, rest], ignore_index=True)
+    return Calibration(frame, _facts(core, lengths))
 
 
 def _cells(core: LoopedCore, prefix: int, rows: Sequence[int], seed: int) -> dict[tuple[str, str, int], Callable[[], Any]]:

@@ -170,7 +170,7 @@ class Refinements:
             at += min(right + 1, verified)
         widths, once = ordered(_times(checks, text.depth)), ordered(checks)
         return Outcome(sum(widths.values()), checks.total(), checks.total(), sum(w * n for w, n in widths.items()), proposed, sum(accepted),
-                       accepted, {}, widths, fresh=once, embedded=once, read=once)
+                       accepted, {}, widths, fresh=once, embedded=once, read=once, checks=checks.total())
 
     def _refining(self, index: int, text: Any, decoder: DASWave) -> Outcome:
         truth, at, proposed = text.tokens, 1, 0
@@ -215,7 +215,8 @@ class Refinements:
         counts = das_wave_counts(accepted, len(truth), text.depth, rounds, decoder.updates, decoder.capacity, decoder.initial_width,
                                  decoder.growth, decoder.bonus, text.limit, cuts)
         return Outcome(counts.recur - spared[0], counts.prelude, counts.readout, counts.rows - spared[1], proposed, sum(accepted), runs,
-                       {}, ordered(widths + _times(checks, text.depth)), fresh=ordered(widths + checks), embedded=once, read=once)
+                       {}, ordered(widths + _times(checks, text.depth)), fresh=ordered(widths + checks), embedded=once, read=once,
+                       checks=checks.total(), unread=0 if self._looks(decoder) else sum(rounds) - len(rounds))
 
     def rounds_from(self, index: int, place: int, decoder: DASWave) -> list[list[int]]:
         """The guesses of every round that `decoder` would make behind new token `place` (from 1 on: its block guesses from there on)."""
@@ -223,6 +224,10 @@ class Refinements:
         most = min(decoder.capacity, _MOST, max(text.limit - place - 1, 1))
         history = self._refined(index, text.prompt_length + place - 1, most, decoder)
         return [r.guesses[: decoder.width(j, most)] for j, r in enumerate(history)]
+
+    def _looks(self, decoder: DASWave) -> bool:
+        """Whether it reads its guesses after every round, and not only after the last."""
+        return self._freezes(decoder) or decoder.stable is not None
 
     def _freezes(self, decoder: DASWave) -> bool:
         return decoder.carry is None and not self.core.config.injects

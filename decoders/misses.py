@@ -13,24 +13,21 @@ since timers inside a decode that is being compared would slow it.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from decoders.decoder import Decoder
+from decoders.host import watched
 from loopscope.records import Result
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from decoders.bench import BenchResult
-    from decoders.calibrate import Calibration
     from loopscope.models.looped import LoopedCore
 
 _HIT = 0.05  # a speedup this near its prediction is no miss
-_INSIDE = ("recur", "embed", "read")
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,20 +45,19 @@ class Misses(Result):
                "speedup_predicted", "speedup_measured", "acceptance", "kernel", "host_factor", "cause")
 
 
-def misses(plan: pd.DataFrame, result: BenchResult, calibration: Calibration, inside: Mapping[str, float]) -> Misses:
+def misses(plan: pd.DataFrame, result: BenchResult, inside: Mapping[str, float]) -> Misses:
     """plan: the predicted rows of a plan. result: the benchmark of the same model and task. inside: as kernel_shares gives it."""
     import pandas as pd
 
     said = plan[plan.basis == "predicted"].drop_duplicates("decoder").set_index("decoder")
     summary = result.summary(resamples=1).set_index("decoder")
-    counts = result.frame.groupby("decoder")[["recur_calls", "rows", "readout_calls", "prelude_calls"]].sum()
     model, task = result.frame.model.iloc[0], result.frame.task.iloc[0]
     ar, ar_said = summary.loc["AR"], said.loc["AR"]
     pace = ar_said.seconds_per_call / ar.seconds_per_call  # how much faster the machine was than when it was timed for the plan
     rows = []
     for label in (x for x in said.index if x in summary.index):
-        p, m, n = said.loc[label], summary.loc[label], counts.loc[label]
-        host_said = calibration.host(*n) / max(n.recur_calls, 1)
+        p, m = said.loc[label], summary.loc[label]
+        host_said = float(p.get("host_per_call", 0.0))
         host = m.seconds_per_call * (1 - inside[label])
         acceptance = p.calls_per_token / m.calls_per_token
         kernel_only = host_said + (m.seconds_per_call - host) * pace  # had only the block's own time differed
@@ -86,7 +82,7 @@ def kernel_shares(core: LoopedCore, decoders: Iterable[Decoder], prompt: Any, ma
     """Share of a decode's seconds that passes inside recurrences, preludes and readouts, by decoder; of one decode each."""
     shares = {}
     for decoder in decoders:
-        with _watched(core) as spent:
+        with watched(core) as spent:
             decode = decoder.generate(core, prompt, max_new_tokens, seed=seed).seconds.decode
         shares[decoder.label] = min(1.0, _after_prefill(spent, decode) / decode) if decode else 1.0
     return shares
@@ -96,36 +92,6 @@ def _after_prefill(spent: list[tuple[float, float]], decode: float) -> float:
     """Of (end, seconds) of all calls, the seconds of those that ended in the last `decode` seconds: prefill comes first."""
     last = spent[-1][0] if spent else 0.0
     return sum(seconds for end, seconds in spent if end >= last - decode)
-
-
-@contextmanager
-def _watched(core: LoopedCore) -> Iterator[list[tuple[float, float]]]:
-    """While it lasts, (end, seconds) of every recurrence, prelude and readout is noted."""
-    import torch
-
-    noted: list[tuple[float, float]] = []
-
-    def watch(call):
-        def timed(*args, **kwargs):
-            if core.device.type == "cuda":
-                torch.cuda.synchronize(core.device)
-            begin = time.perf_counter()
-            try:
-                return call(*args, **kwargs)
-            finally:
-                if core.device.type == "cuda":
-                    torch.cuda.synchronize(core.device)
-                end = time.perf_counter()
-                noted.append((end, end - begin))
-        return timed
-
-    for name in _INSIDE:
-        object.__setattr__(core, name, watch(getattr(core, name)))
-    try:
-        yield noted
-    finally:
-        for name in _INSIDE:
-            object.__delattr__(core, name)
 
 
 def sentence(table: pd.DataFrame) -> str:

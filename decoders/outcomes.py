@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decoders.replay_counts import Outcome
 from loopscope.records import Result
 
-_PLAIN = ("recur", "prelude", "readout", "rows", "proposed", "accepted", "exact", "rows_exact", "note")
+_PLAIN = ("recur", "prelude", "readout", "rows", "proposed", "accepted", "checks", "unread", "exact", "rows_exact", "note")
 _NESTED = ("runs", "widths", "branched", "fresh", "embedded", "read")  # as JSON
 
 

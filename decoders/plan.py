@@ -57,7 +57,7 @@ class Plan(Result):
     """Predicted (and, after `beside`, measured) cost per committed token of every schedule, fastest first.
 
     low and high: 95 % interval of time_speedup; NAME_low and NAME_high: of calls (per token), accepted (per run) and per_call (seconds).
-    exact_calls: the calls were replayed exactly.
+    exact_calls: the calls were replayed exactly. host_per_call: of seconds_per_call, what passes between calls.
     """
 
     kind = "plan"
@@ -198,10 +198,11 @@ def rank(findings: Mapping[str, Any] | Agreements, calibration: Calibration, *, 
     bounds = intervals([compared[label] for label in order], found, calibration, depth, injects, played, seed)
     rows = [(model, task or "", label, "predicted", p.calls_per_token, p.seconds_per_token, ar.calls_per_token / p.calls_per_token,
              ar.seconds_per_token / p.seconds_per_token, *bounds[label]["speedup"], p.accepted, p.seconds_per_call,
-             label in played and played[label].exact, *(x for name in MEASURES[:-1] for x in bounds[label][name]))
+             label in played and played[label].exact, p.host_per_token / p.calls_per_token,
+             *(x for name in MEASURES[:-1] for x in bounds[label][name]))
             for label in order for p in [predicted[label]]]
     extra = [f"{name}_{end}" for name in MEASURES[:-1] for end in ("low", "high")]
-    frame = pd.DataFrame(rows, columns=[*Plan.columns, "accepted_per_run", "seconds_per_call", "exact_calls", *extra])
+    frame = pd.DataFrame(rows, columns=[*Plan.columns, "accepted_per_run", "seconds_per_call", "exact_calls", "host_per_call", *extra])
     sure = [label for label in order if label in played] if screen and played else order
     best_of_kind: dict[type, str] = {}
     for label in [*sure, *(label for label in order if label not in sure)]:

@@ -62,6 +62,7 @@ class Prediction:
     calls_per_token: float
     seconds_per_token: float
     accepted: float  # E[A], drafts accepted per verification (waves: per run between corrections)
+    host_per_token: float = 0.0  # of seconds_per_token, what passes between calls
 
     @property
     def seconds_per_call(self) -> float:
@@ -148,7 +149,8 @@ def predict(decoder: Decoder, agreement: Agreement, calibration: Calibration, de
     u, host = calibration.seconds, calibration.host
     p, c = u("prelude", 1), u("readout", 1)
     if isinstance(decoder, Autoregressive):
-        return Prediction(depth, u("recur", 1, "fresh") + (depth - 1) * u("recur", 1) + p + c + host(depth, depth, 1, 1), 0.0)
+        between = host(depth, 1, 1, 0, 0)
+        return Prediction(depth, u("recur", 1, "fresh") + (depth - 1) * u("recur", 1) + p + c + between, 0.0, between)
     if isinstance(decoder, DraftThenVerify):
         return _draft_then_verify(decoder, agreement, u, host, depth, p, c)
     if isinstance(decoder, DASWave):
@@ -166,13 +168,12 @@ def _draft_then_verify(decoder, agreement, u, host, depth, p, c) -> Prediction |
     if decoder.read == "aligned":  # every row's first d recurrences are reused; the last row drafts nothing
         calls = (block + 1) * d + depth - d
         recur = (block + 1) * (u("recur", 1, "fresh") + (d - 1) * u("recur", 1)) + _verification(u, block + 1, depth - d)
-        rows = (block + 1) * depth
     else:  # drafted states are not the target's: verification starts afresh
         calls = block * d + depth
         recur = block * d * u("recur", 1, "deep") + _verification(u, block + 1, depth)
-        rows = block * d + (block + 1) * depth
-    seconds = recur + (block + 1) * p + block * c + u("readout", block + 1) + host(calls, rows, block + 1, block + 1)
-    return Prediction(calls / committed, seconds / committed, accepted)
+    between = host(calls, block + 1, 1, block, 0)
+    seconds = recur + (block + 1) * p + block * c + u("readout", block + 1) + between
+    return Prediction(calls / committed, seconds / committed, accepted, between / committed)
 
 
 def _verification(u, rows: int, recurrences: int) -> float:
@@ -191,9 +192,9 @@ def _wavefront(decoder, agreement, u, host, depth, p, c) -> Prediction | None:
     spawned = ticks / d  # one prelude and one draft readout every d ticks, and one verify readout per token
     together = tokens if depth % d == 0 else 0.0
     readout = together * u("readout", 2, "at") + (spawned - together + tokens - together) * c
-    rows = sum(n * width for width, n in enumerate(widths, start=1))
-    between = host(ticks, rows, spawned + tokens - together, spawned)
-    return Prediction(ticks / tokens, (recur + spawned * p + readout + between) / tokens, alpha / (1 - alpha) if alpha < 1 else math.inf)
+    between = host(ticks, spawned, tokens, spawned - together, 0)
+    return Prediction(ticks / tokens, (recur + spawned * p + readout + between) / tokens, alpha / (1 - alpha) if alpha < 1 else math.inf,
+                      between / tokens)
 
 
 def _das_wave(decoder, agreement, u, host, depth, p, c, injects) -> Prediction | None:
@@ -209,8 +210,8 @@ def _das_wave(decoder, agreement, u, host, depth, p, c, injects) -> Prediction |
     calls = rounds * k + depth
     recur = sum(k * u("recur", w, "fresh") for w in widths) + _verification(u, proposals + 1, depth)
     ends = sum(u("prelude", w) + u("readout", w) for w in [*widths, proposals + 1])
-    rows = k * sum(widths) + depth * (proposals + 1)
-    return Prediction(calls / committed, (recur + ends + host(calls, rows, rounds + 1, rounds + 1)) / committed, accepted)
+    between = host(calls, rounds + 1, 1, 1, rounds - 1)
+    return Prediction(calls / committed, (recur + ends + between) / committed, accepted, between / committed)
 
 
 def error_law(agreement: Agreement, policy: str, depth: int) -> ErrorLaw | None:

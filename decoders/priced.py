@@ -7,6 +7,7 @@ every resample, of which there are fewer.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -49,8 +50,10 @@ class Played:
     def mean(self, per_cell: Mapping[Cell, float]) -> Prediction:
         """Over all texts, at these seconds."""
         tokens, runs = self.tokens.sum(), self.runs.sum()
-        seconds = sum(n * per_cell[cell] for price in self.prices for cell, n in price.items())
-        return Prediction(float(self.calls.sum() / tokens), float(seconds / tokens), float(self.accepted.sum() / runs) if runs else 0.0)
+        paid: Price = sum(self.prices, Counter())
+        seconds, host = (sum(n * per_cell[cell] for cell, n in paid.items() if cell[0] == "host" or not only) for only in (False, True))
+        return Prediction(float(self.calls.sum() / tokens), float(seconds / tokens), float(self.accepted.sum() / runs) if runs else 0.0,
+                          float(host / tokens))
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ def intervals(decoders: Sequence[Decoder], found: Agreements, calibration: Calib
     """label -> measure -> 95 % percentile interval; nan with fewer than two prompts.
 
     Prompts are drawn with replacement, those of the findings and those of the replay each among themselves, and so are the rounds of the
-    sweep; every decoder sees the same draws. Host time, which the sweep fits and does not repeat, stays as it is.
+    sweep; every decoder sees the same draws.
     """
     draw = np.random.default_rng(seed)
     redrawn = calibration.resampled(RESAMPLES, seed)

@@ -46,7 +46,8 @@ class Text:
 class Outcome:
     """Predicted counts after prefill, as decoders.generation.Generation counts them. widths: block calls by rows per call; branched:
     those of them in which two rows stood at one position; fresh: those that did not go on with the rows of the call before (a wave's
-    are not told apart: all of them plan anew how rows attend); embedded and read: preludes and readouts by rows per call.
+    are not told apart: all of them plan anew how rows attend); embedded and read: preludes and readouts by rows per call. checks:
+    readouts that judge drafts and commit; unread: those whose tokens the host does not wait for.
 
     exact: whether recur, proposed, accepted and runs are; rows_exact: whether rows, widths, prelude and readout are; note: why not.
     """
@@ -67,6 +68,8 @@ class Outcome:
     fresh: dict[int, int] = field(default_factory=dict)
     embedded: dict[int, int] = field(default_factory=dict)
     read: dict[int, int] = field(default_factory=dict)
+    checks: int = 0
+    unread: int = 0
 
 
 def rereading(depths: Sequence[int], full: int) -> Branching:
@@ -123,7 +126,7 @@ def wave(histories: Sequence[History], text: Text, full: int, depths: Sequence[i
         together[start] += count
     return Outcome(end, len(together), len(reads), sum(widths), len(accepts), sum(accepts.values()), runs_of(accepts), accepts,
                    ordered(Counter(widths)), True, side.exact, "; ".join(side.notes), ordered(branched),
-                   embedded=ordered(Counter(together.values())), read=ordered(Counter(reads.values())))
+                   embedded=ordered(Counter(together.values())), read=ordered(Counter(reads.values())), checks=len(born))
 
 
 def ordered(counts: Counter) -> dict:
@@ -281,8 +284,8 @@ def block_counts(drafts: Sequence[int] | Chain, text: Text, full: int, draft_dep
     recur = rows = 0
     widths, fresh, embedded, read = Counter(), Counter(), Counter(), Counter()
     accepts: dict[int, bool] = {}
-    runs, uncertain = [], False
-    for block in blocks(drafts, text, size):
+    runs, uncertain, made = [], False, blocks(drafts, text, size)
+    for block in made:
         alone, together = (block.rows * draft_depth, full - draft_depth) if reuse else (block.drafts * draft_depth, full)
         if block.drafts == 0:
             alone, together = full, 0
@@ -302,4 +305,5 @@ def block_counts(drafts: Sequence[int] | Chain, text: Text, full: int, draft_dep
             runs.append(block.accepted)
     note = "a draft behind a wrong one may be an end of text, which cuts its block" if uncertain else ""
     return Outcome(recur, embedded.total(), read.total(), rows, len(accepts), sum(accepts.values()), runs, accepts, ordered(widths),
-                   not uncertain, not uncertain, note, fresh=ordered(fresh), embedded=ordered(embedded), read=ordered(read))
+                   not uncertain, not uncertain, note, fresh=ordered(fresh), embedded=ordered(embedded), read=ordered(read),
+                   checks=len(made))

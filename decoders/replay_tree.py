@@ -33,7 +33,7 @@ def capped_tree(histories: Sequence[History], text: Text, full: int, depths: Seq
     widths: Counter = Counter()
     branched: Counter = Counter()
     accepts: dict[int, bool] = {}
-    embedded, read = Counter(), Counter()
+    embedded, read, checks = Counter(), Counter(), 0
     lanes: list[_Lane] = []
     born = [_Lane(0, UNKNOWN, None)] if text.truth else []
     while born or lanes:
@@ -45,6 +45,7 @@ def capped_tree(histories: Sequence[History], text: Text, full: int, depths: Seq
         branched[len(lanes)] += len({lane.index for lane in lanes}) < len(lanes)
         root, born = lanes[0], []
         verify = root.depth == full
+        checks += verify
         drafting = [lane for lane in lanes if lane.depth in depths and lane.index < text.drafting]
         read[verify + len(drafting)] += bool(verify or drafting)
         if verify:
@@ -71,4 +72,5 @@ def capped_tree(histories: Sequence[History], text: Text, full: int, depths: Seq
                 born.append(_Lane(lane.index + 1, token, lane))
     rows = sum(w * n for w, n in widths.items())
     return Outcome(widths.total(), embedded.total(), read.total(), rows, len(accepts), sum(accepts.values()), runs_of(accepts), accepts,
-                   ordered(widths), False, False, note, ordered(branched), embedded=ordered(embedded), read=ordered(read))
+                   ordered(widths), False, False, note, ordered(branched), embedded=ordered(embedded), read=ordered(read),
+                   checks=checks)

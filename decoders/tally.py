@@ -14,6 +14,7 @@ import torch
 
 from decoders.calls import Embed, Recur, Request, advance
 from decoders.decoder import Decoder
+from decoders.host import follows
 from decoders.replay_counts import Outcome
 from decoders.session import Session
 from loopscope.rows import ALIGNED, Chain
@@ -28,10 +29,12 @@ class Tally:
         self.fresh: Counter[int] = Counter()
         self.embedded: Counter[int] = Counter()
         self.read: Counter[int] = Counter()
+        self.behind: Counter[str] = Counter()  # calls by what follows them
         self._kept: tuple[int, int] | None = None  # the chain that a cache keeps the plan of: (start, count)
 
     def __call__(self, request: Request) -> None:
         rows = request.rows
+        self.behind[follows(request)] += 1
         if type(request) is Embed:
             self.embedded[rows.count] += 1
         elif type(request) is not Recur:
@@ -48,7 +51,7 @@ class Tally:
         counts = session.counts
         by_rows = {name: dict(sorted((+getattr(self, name)).items())) for name in ("widths", "branched", "fresh", "embedded", "read")}
         return Outcome(counts["recur"], counts["prelude"], counts["readout"], counts["rows"], session.proposed, session.accepted,
-                       [run.accepted for run in session.runs], {}, **by_rows)
+                       [run.accepted for run in session.runs], {}, **by_rows, checks=self.behind["check"], unread=self.behind["round"])
 
 
 @torch.inference_mode()

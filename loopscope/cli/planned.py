@@ -49,11 +49,12 @@ class Told:
     sentences: list[str]
 
 
-def planned(core: LoopedCore, tables: Mapping[str, Result], calibration: Calibration, prompts: Sequence[Any], size: Size, progress: Stages,
-            *, folder: Path, task: str, name: str, seed: int) -> Planned:
+def planned(core: LoopedCore, tables: Mapping[str, Result], calibration: Calibration, prompts: Sequence[Any], new: Sequence[Sequence[int]],
+            size: Size, progress: Stages, *, folder: Path, task: str, name: str, seed: int) -> Planned:
     """Replay the prompts that will be timed, rank all schedules, and write down what is expected of the best and the usual ones.
 
-    tables: what was measured already, by name, on the first so many of `prompts`. folder: of the run. Findings and call times are saved
+    tables: what was measured already, by name, on the first so many of `prompts`. new: the tokens that plain decoding adds to those that
+    will be timed, which are the first. folder: of the run. Findings and call times are saved
     in FOLDER/findings/NAME_TASK, predictions in FOLDER/predictions.
     """
     from decoders.autoregressive import Autoregressive
@@ -61,14 +62,15 @@ def planned(core: LoopedCore, tables: Mapping[str, Result], calibration: Calibra
     from decoders.foretold import write_down
     from decoders.plan import rank
     from decoders.predict import schedules
-    from decoders.replay import predict_from_replay, replay
+    from decoders.replay import predict_from_replay
+    from probes import replay_table
 
     tables = dict(tables)
     compared: list[Decoder] = [Autoregressive()]  # nothing else runs where K/V of several depths are one
     with progress.stage(f"{name}, {task}: replay"):
         if not core.why_not_lossless:
-            tables["replay"] = replay(core, prompts[: size.bench_prompts], size.bench_tokens, task=task, model_name=name, seed=seed,
-                                      progress=False)
+            tables["replay"] = replay_table(core, prompts[: len(new)], new, limit=size.bench_tokens, task=task, model_name=name, seed=seed,
+                                            progress=False)
             compared += [*schedules(core.config.depth, calibration.has("recur", "tree")), *usual(core)]
         found = Findings.of(core, tables, prompts, new_tokens=size.bench_tokens, probed_tokens=size.new_tokens, task=task, model_name=name,
                             seed=seed, rounds=size.refined_rounds, decoders=compared)
@@ -106,12 +108,12 @@ def drafts(core: LoopedCore) -> bool:
     return core.config.depth > 1 and not core.why_not_lossless
 
 
-def measured(core: LoopedCore, plan: Planned, result: BenchResult, calibration: Calibration, prompt: Any, size: Size, seed: int) -> Told:
+def measured(core: LoopedCore, plan: Planned, result: BenchResult, prompt: Any, size: Size, seed: int) -> Told:
     """Predicted against counted and timed; one more decode by each decoder says how much of its time passes inside block calls."""
     from decoders import foretold
     from decoders.misses import kernel_shares, misses, sentence
 
-    found = misses(plan.plan.frame, result, calibration, kernel_shares(core, plan.chosen, prompt, size.bench_tokens, seed))
+    found = misses(plan.plan.frame, result, kernel_shares(core, plan.chosen, prompt, size.bench_tokens, seed))
     counted = [] if plan.expected is None else [foretold.sentence(foretold.held(plan.expected.frame, result.frame))]
     return Told(found, [s for s in (*counted, sentence(found.frame)) if s])
 

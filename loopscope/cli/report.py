@@ -50,8 +50,8 @@ QUICK = Size(probe_prompts=6, grid_prompts=3, new_tokens=32, max_positions=24, b
              calibrate_seconds=4.0, hop_anchors=4, factorial_prompts=3, factorial_tokens=24)
 # Seconds of each stage at full size, for the time left: processor seconds of a run on the shipped models, (T = 4, T = 16), mean of both
 # tasks. What counts is their proportion: the time left is scaled by what was spent.
-_WEIGHTS = {"calibrate": (4.9, 11.2), "continue": (2.2, 7.4), "convergence": (0.8, 2.1), "depth lens": (0.35, 1.5),
-            "prefix channels": (6.7, 19.8), "candidates": (0.4, 1.2), "depth grid": (1.5, 4.7), "replay": (2.3, 7.8), "hops": (1.7, 3.6),
+_WEIGHTS = {"calibrate": (4.9, 11.2), "continue": (2.7, 8.9), "convergence": (0.8, 2.1), "depth lens": (0.35, 1.5),
+            "prefix channels": (6.7, 19.8), "candidates": (0.4, 1.2), "depth grid": (1.5, 4.7), "replay": (0.5, 1.6), "hops": (1.7, 3.6),
             "plan": (7.8, 11.0), "benchmark": (45.0, 85.0), "factorial": (15.4, 22.5), "schedules": (1.0, 2.1)}
 _FIGURES, _QUICK_SHARE = 50.0, 0.28  # seconds of drawing per model, on one core; of everything else at --quick
 
@@ -93,6 +93,21 @@ def _labels(names: Sequence[str]) -> dict[str, str]:
 def _starts(core: LoopedCore) -> tuple[str | None, ...]:
     """Both start states where there is one to choose: a zero start may hide what mature values repair."""
     return (None, "zero") if core.has_start_state and core.config.state_std else (None,)
+
+
+def _continued(core: LoopedCore, prompts: Sequence[str], size: Size, seed: int, advance) -> tuple[list[list[int]], list[list[int]]]:
+    """(what probes read: prompts with their new tokens; the new tokens of those that are replayed), each prompt decoded once."""
+    read, new = [], []
+    for i, prompt in enumerate(prompts):
+        replays = i < size.bench_prompts and not core.why_not_lossless
+        whole = continued(core, [prompt], max(size.new_tokens, size.bench_tokens if replays else 0), seed)[0]
+        start = len(core.prompt_tokens(prompt))
+        if i < size.probe_prompts:
+            read.append(whole[: start + size.new_tokens])
+        if replays:
+            new.append(whole[start : start + size.bench_tokens])
+        advance(i + 1, len(prompts))
+    return read, new
 
 
 def _stages(core: LoopedCore) -> list[str]:
@@ -157,7 +172,7 @@ class Run:
         probed, timed = prompts[: size.probe_prompts], prompts[: size.bench_prompts]
         own: dict[str, Result] = {}
         with progress.stage(f"{name}, {task}: continuing the prompts") as stage:
-            tokens = continued(core, probed, size.new_tokens, seed, advance=stage.advance)
+            tokens, new = _continued(core, prompts, size, seed, stage.advance)
         for start in _starts(core):
             found = self._probe(name, core, task, probed, tokens, start, progress)
             own = own or found
@@ -167,11 +182,11 @@ class Run:
         with progress.stage(f"{name}, {task}: depth grid"):
             own["depth_grid"] = self._grid(name, core, task, probed)
         self.add(*both, own["depth_grid"])
-        plan = planned(core, own, calibration, prompts, size, progress, folder=self.folder, task=task, name=name, seed=seed)
+        plan = planned(core, own, calibration, prompts, new, size, progress, folder=self.folder, task=task, name=name, seed=seed)
         self.predictions[f"{name}, {task}"], self.planned_from[f"{name}, {task}"] = plan.record, plan.folder
         with progress.stage(f"{name}, {task}: benchmark of {len(plan.chosen)} decoders") as stage:
             result = bench(core, timed, plan.chosen, task, size.bench_tokens, size.repeats, seed, model_name=name, progress=stage.advance)
-            told = measured(core, plan, result, calibration, timed[0], size, seed)
+            told = measured(core, plan, result, timed[0], size, seed)
         sentences = [("left_out", left_out(core, plan.plan)), *(("prediction", sentence) for sentence in told.sentences)]
         self.findings.append({"model": name, "task": task, "topic": "decoder", "sentence": plan.plan.evidence,
                               "decoder": plan.plan.best.label})

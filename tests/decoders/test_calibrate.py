@@ -2,11 +2,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from decoders import Autoregressive, DASWave, DraftThenVerify, Wavefront
 from decoders.calibrate import Calibration, calibrate
-from decoders.host import Decodes, fit_host
+from decoders.host import FEATURES, HostTimes, counts_of
 from decoders.replay_counts import Outcome
-from decoders.tally import observed
 from loopscope.errors import SettingError
 
 
@@ -22,7 +20,8 @@ def test_the_sweep_measures_every_part_at_every_row_count(random_core, family, t
     swept, host = result.frame[result.frame.part != "host"], result.frame[result.frame.part == "host"]
     assert (swept.groupby(["part", "shape", "rows", "prefix_length"]).size() == 3).all() and (swept.seconds > 0).all()
     assert swept.groupby(["part", "shape", "rows"]).prefix_length.unique().map(sorted).map(list).map(lambda x: x == [10, 30]).all()
-    assert sorted(host["shape"]) == ["prelude", "readout", "row", "tick"] and (host.seconds >= 0).all()
+    assert set(host["shape"]) == {"tick", "prelude", "check", "draft", "round"}
+    assert set(host[host.seconds == 0]["shape"]) == ({"round"} if family == "ouro" else set()), "rows that freeze are looked at"
     assert result.meta["depth"] == 8 and result.meta["injects"] == (family == "huginn")
     result.save(tmp_path)
     assert Calibration.load(tmp_path).seconds("recur", 4) == result.seconds("recur", 4)
@@ -123,26 +122,41 @@ def test_counted_cells_times_their_prices_are_the_cost(timing):
     assert table.cost(*what) == pytest.approx(10 * 2 + 4 * 3 + 6 * 3 + 2)
 
 
-def test_what_the_calls_leave_unexplained_is_laid_on_ticks_rows_readouts_and_preludes(random_core, timing):
-    """Decodes whose seconds are made up from known host costs give those costs back."""
-    core, swept = random_core("huginn", depth=6), timing(recur=2.0, prelude=1.0, readout=3.0, per_row=0.5)
-    true = {"tick": 0.7, "row": 0.2, "readout": 0.9, "prelude": 0.4}
-    made = []
-    for d in (Autoregressive(), Wavefront(1), Wavefront(2, redraft=1), DraftThenVerify(1, 4), DASWave(3, 1)):
-        g = d.generate(core, [1, 2, 3], 20)
-        features, own = (g.calls.recur, g.rows, g.calls.readout, g.calls.prelude), observed(d, d._open(core, [1, 2, 3], 20))
-        made.append((d.label, own, swept.cost(own, d.label) + sum(a * b for a, b in zip(features, true.values()))))
-    assert fit_host(made, swept) == pytest.approx(true, rel=1e-6)
+def test_host_time_is_what_passes_between_calls_by_what_it_follows(random_core, monkeypatch):
+    """By a clock that a call moves by 1000 and a look at it by 1: what is left is the looks, whatever the calls take."""
+    now = [0.0]
+
+    def tick() -> float:
+        now[0] += 1.0
+        return now[0]
+
+    def slow(call):
+        def run(self, *args, **named):
+            now[0] += 1000.0
+            return call(self, *args, **named)
+        return run
+
+    core = random_core("huginn", gain=0.3, depth=4, n_core=1, vocab_size=48)
+    for name in ("recur", "embed", "read"):
+        monkeypatch.setattr(type(core), name, slow(getattr(type(core), name)))
+    monkeypatch.setattr("decoders.host.time.perf_counter", tick)
+    times = HostTimes(core, 8, 6)
+    found = times.result()
+    assert {name for name, _, _ in found} == set(FEATURES) and {turn for _, turn, _ in found} == {0}
+    assert {seconds for _, _, seconds in found} == {2.0}, "the looks at the clock themselves, not the calls"
+    assert not any(name in vars(core) for name in ("recur", "embed", "read")), "the watch is taken off again"
+    alone = HostTimes(random_core("ouro", depth=1, n_core=1, vocab_size=48), 8, 6)
+    assert {name: seconds > 0 for name, _, seconds in alone.result()} == {"tick": True, "prelude": True, "check": True, "draft": False,
+                                                                         "round": False}
 
 
-def test_host_decodes_turn_and_a_disturbed_turn_does_not_move_them(random_core):
-    decodes = Decodes(random_core("huginn", gain=0.3, depth=4, n_core=1, vocab_size=48), 8, 6)
-    first = decodes.timed(0.25)
-    assert {label for label, _, _ in first} == {d.label for d in decodes.decoders} and decodes.seconds > 0
-    decodes._took["AR"] = [3.0, 1.0, 2.0, 1000.0, 1000.0]
-    assert {label: seconds for label, _, seconds in decodes.timed(0.25)}["AR"] == 2.0
-    alone = Decodes(random_core("ouro", depth=1, n_core=1, vocab_size=48), 8, 6)
-    assert [label for label, _, _ in alone.timed(0.25)] == ["AR"]
+def test_host_time_is_paid_for_what_it_follows():
+    made = calls({1: 7}, embedded={1: 2}, read={1: 9}, checks=2, unread=3)
+    seconds = {"tick": 1.0, "prelude": 10.0, "check": 100.0, "draft": 1000.0, "round": 10000.0}
+    bare = {(part, "chain", 64, 1): [0.0] for part in ("recur", "prelude", "readout")}
+    table = swept(bare | {("host", name, 64, 1): [s] for name, s in seconds.items()})
+    assert table.cost(made, "AR") == 7 * 1 + 2 * 10 + 2 * 100 + (9 - 2 - 3) * 1000 + 3 * 10000
+    assert table.host(*counts_of(made)) == table.cost(made, "AR") and swept(bare).host(*counts_of(made)) == 0
 
 
 def test_scatter_is_the_relative_quartile_range_of_the_median_cell():

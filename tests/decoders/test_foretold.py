@@ -72,7 +72,7 @@ def test_factors_multiply_to_the_miss_and_name_its_cause(run, timing):
     price = timing(recur=1e-3, prelude=1e-4, readout=1e-4, depth=5)
     plan = rank({"depth_lens": lens}, price, replay=table, decoders=DECODERS[:4])
     shares = dict.fromkeys([d.label for d in DECODERS], 0.75)
-    found = misses(plan.frame, result, price, shares).frame.set_index("decoder")
+    found = misses(plan.frame, result, shares).frame.set_index("decoder")
     whole = found.speedup_measured / found.speedup_predicted
     assert (found.acceptance * found.kernel * found.host_factor).tolist() == pytest.approx(whole.tolist())
     assert found.acceptance.tolist() == pytest.approx([1.0] * 4)
@@ -81,7 +81,7 @@ def test_factors_multiply_to_the_miss_and_name_its_cause(run, timing):
     doubled = plan.frame.copy()
     at = doubled.decoder == "WFD d=1"
     doubled.loc[at, ["calls_per_token", "seconds_per_token"]] *= 2
-    assert misses(doubled, result, price, shares).frame.set_index("decoder").acceptance["WFD d=1"] == pytest.approx(2.0)
+    assert misses(doubled, result, shares).frame.set_index("decoder").acceptance["WFD d=1"] == pytest.approx(2.0)
     if core.config.injects:
         assert miss_sentence(found.reset_index()).startswith("Of 3 decoders timed beside AR")
 

@@ -29,7 +29,7 @@ def test_the_rows_of_every_call_are_foretold(random_core, family, gain):
             assert sum(made.embedded.values()) == g.calls.prelude and sum(made.read.values()) == g.calls.readout, where
             if said.rows_exact:
                 assert (said.widths, said.embedded, said.read) == (made.widths, made.embedded, made.read), where
-                assert said.branched == made.branched, where
+                assert (said.branched, said.checks, said.unread) == (made.branched, made.checks, made.unread), where
                 several |= {(name, n > 1) for name in ("embedded", "read") for n in getattr(said, name)}
             if decoder in CHAINS:
                 assert said.fresh == made.fresh, where
