@@ -6,7 +6,7 @@ stands (deep); prelude and readout likewise (docs/algorithms.md, section 4). Eac
 and read as a straight line in both n and L. Cells are measured round by round, so that a machine that slows down for a while slows all of
 them alike. A cell's price is the lower quartile of its rounds: what else runs on a machine only ever adds to a time, often for seconds on
 end, and the quartile stands as long as one round in four was left alone; unlike the shortest round it does not fall as more are made.
-Resampled rounds say how uncertain prices are. What decoding costs between the calls is timed in a few short decodes (decoders/host.py),
+Resampled rounds say how uncertain prices are. What a call takes beyond that in a decode is timed in a few short ones (decoders/host.py),
 which run between the rounds, so that they meet the same machine, and is kept in the same table, as part "host".
 """
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from decoders.host import FEATURES, HostTimes, counts_of, shape_of
+from decoders.host import HostTimes, shape_of
 from loopscope.errors import SettingError
 from loopscope.records import Result
 from loopscope.rows import At, Chain, Draft, ReadPolicy, Tree, Wave
@@ -131,13 +131,14 @@ class Calibration(Result):
         """Seconds of one call on `rows` rows behind `length` positions: linear between the measured cells, and beyond the last."""
         return sum(w * self.prices[cell] for cell, w in self.cells(part, rows, shape, length))
 
-    def host(self, *counts: float) -> float:
-        """Seconds that a decode takes between its calls, of so many of each of decoders.host.FEATURES; 0 in a table without them."""
-        return sum(n * self._host.get(name, 0.0) for name, n in zip(FEATURES, counts))
+    def beyond(self, feature: str) -> float:
+        """Seconds that a call takes in a decode beyond its own, by its feature (decoders.host.FEATURES); 0 in a table without them."""
+        cell = self._host.get(feature)
+        return 0.0 if cell is None else self.prices[cell]
 
     @cached_property
-    def _host(self) -> dict[str, float]:
-        return {shape: seconds for (part, shape, _, _), seconds in self.prices.items() if part == "host"}
+    def _host(self) -> dict[str, Cell]:
+        return {cell[1]: cell for cell in self.prices if cell[0] == "host"}
 
     def price(self, made: Outcome, decoder: str, length: float | None = None) -> Price:
         """What a decode's calls are made of, cell by cell: every call by its kind and its number of rows, host time included.
@@ -156,14 +157,16 @@ class Calibration(Result):
                 wanted += [(n - anew, "recur", w, "chain"), (anew, "recur", w, "fresh" if w > 1 else single)]
         wanted += [(n, "prelude", w, "chain") for w, n in made.embedded.items()]
         wanted += [(n, "readout", w, "at" if several == "wave" and w > 1 else "chain") for w, n in made.read.items()]
+        features = Counter(prelude=made.prelude, check=made.checks, draft=made.readout - made.checks - made.unread, round=made.unread)
         for n, part, w, shape in wanted:
             if n:
                 for cell, weight in self.cells(part, w, shape, length):
                     price[cell] += n * weight
-        host = {cell[1]: cell for cell in self.prices if cell[0] == "host"}
-        for name, n in zip(FEATURES, counts_of(made)):
-            if name in host:
-                price[host[name]] += n
+                if part == "recur":
+                    features["wave" if shape == "tree" else shape] += n
+        for feature, n in features.items():
+            if n and feature in self._host:
+                price[self._host[feature]] += n
         return price
 
     def cost(self, made: Outcome, decoder: str, length: float | None = None) -> float:
@@ -269,11 +272,12 @@ def calibrate(model, *, prefix_length: int | Sequence[int] = 128, rows: Sequence
             gc.enable()
     frame = pd.DataFrame(observations, columns=list(Calibration.columns[1:]))
     frame.insert(0, "model", model_name or core.source or core.family)
-    if between is not None:
-        rest = pd.DataFrame([(frame["model"][0], "host", name, 1, middle, value, turn) for name, turn, value in between.result()],
-                            columns=frame.columns)
-        frame = pd.concat([frame, rest], ignore_index=True)
-    return Calibration(frame, _facts(core, lengths))
+    swept = Calibration(frame, _facts(core, lengths))
+    if between is None:
+        return swept
+    name, left = frame["model"][0], between.beyond(swept, middle)
+    rest = pd.DataFrame([(name, "host", feature, 1, middle, seconds, turn) for feature, turn, seconds in left], columns=frame.columns)
+    return Calibration(pd.concat([frame, rest], ignore_index=True), swept.meta)
 
 
 def _cells(core: LoopedCore, prefix: int, rows: Sequence[int], seed: int) -> dict[tuple[str, str, int], Callable[[], Any]]:

@@ -1,15 +1,15 @@
-"""What decoding costs between the model's calls: the loop, its bookkeeping, the slicing and joining of states, the choice of tokens.
+"""What a call takes in a decode beyond what it takes alone: the loop around it, its bookkeeping, the slicing and joining of states, the
+choice of tokens, and what a call is slower by where other calls come before it.
 
 A sweep of single calls (decoders/calibrate.py) does not see it, and on small models it is a good part of a tick. Here a few short
-decodes are watched: what passes from one call to the next, less what the call itself takes, by what kind of call it follows.
+decodes are timed from each call to the next; what is left of that after the sweep's price is told by what kind of call it was.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -20,36 +20,50 @@ from decoders.decoder import Decoder
 from decoders.draft_then_verify import DraftThenVerify
 from decoders.session import TARGET
 from decoders.wavefront import Wavefront
+from loopscope.rows import ALIGNED, Chain, Draft, Tree, Wave
 
 if TYPE_CHECKING:
-    from decoders.replay_counts import Outcome
+    from decoders.calibrate import Calibration
     from loopscope.models.looped import LoopedCore
 
-# Host time follows a recurrence, a prelude, or a readout: one that judges drafts and commits, one that only drafts, one nobody waits for.
-FEATURES = ("tick", "prelude", "check", "draft", "round")
-_CALLS = ("recur", "embed", "read")
+# Recurrences by shape; preludes; readouts that judge drafts and commit, that only draft, and that nobody waits for.
+FEATURES = ("chain", "fresh", "deep", "wave", "prelude", "check", "draft", "round")
 
 
-def follows(request: Request) -> str:
-    """Which of FEATURES the host time behind a call is."""
-    if type(request) is Recur:
-        return "tick"
-    if type(request) is Embed:
-        return "prelude"
-    if request.on_device:  # type: ignore[union-attr]
-        return "round"
-    return "check" if TARGET == request.role or TARGET in request.role else "draft"
+class Kind(NamedTuple):
+    """What a call is to the timing sweep (part, shape, rows), and which of FEATURES."""
+
+    part: str
+    shape: str
+    rows: int
+    feature: str
 
 
-def counts_of(made: Outcome) -> tuple[int, ...]:
-    """How often each of FEATURES comes up in a decode."""
-    return made.recur, made.prelude, made.checks, made.readout - made.checks - made.unread, made.unread
+class Telling:
+    """Tells the calls of one decode apart, in the order in which they are made."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[int, int] | None = None  # the chain whose plan the cache keeps (loopscope/planning.py): start and rows
+
+    def __call__(self, request: Request) -> Kind:
+        rows = request.rows
+        if type(request) is Embed:
+            return Kind("prelude", "chain", rows.count, "prelude")
+        if type(request) is not Recur:
+            feature = "round" if request.on_device else "check" if TARGET == request.role or TARGET in request.role else "draft"
+            return Kind("readout", "chain" if type(rows) is Chain else "at", request.count, feature)
+        if type(rows) in (Wave, Tree):
+            return Kind("recur", "wave" if type(rows) is Wave else "tree", rows.count, "wave")
+        chain = (rows.start, rows.count) if type(rows) is Chain and request.policy is ALIGNED else None
+        shape = "deep" if type(rows) is Draft else "fresh" if chain is None or chain != self._kept else "chain"
+        self._kept = chain or self._kept
+        return Kind("recur", shape, rows.count, shape)
 
 
 class HostTimes:
-    """Host time of a few decoders on random tokens, turn by turn in alternated orders; the first turn pays for set-up and is not kept.
+    """A few decoders on random tokens, timed call by call in turns, orders alternated; the first turn pays for set-up and is not kept.
 
-    rows: (feature, turn, mean seconds behind a call). seconds: spent so far, all of it.
+    seconds: spent so far, all of it.
     """
 
     def __init__(self, core: LoopedCore, prefix_length: int, new_tokens: int = 24, seed: int = 0) -> None:
@@ -59,75 +73,55 @@ class HostTimes:
         self.decoders: list[Decoder] = [Autoregressive()]
         if core.config.depth > 1:
             self.decoders += [Wavefront(1), Wavefront(1, redraft=1), DraftThenVerify(1, 8), DraftThenVerify(1, 4, "deep_kv"), DASWave(6, 1)]
-        self.rows: list[tuple[str, int, float]] = []
+        self._turns: list[dict[Kind, list[float]]] = []
 
     def turn(self) -> None:
         """Decode once with each."""
         begin = time.perf_counter()
-        behind: dict[str, list[float]] = {}
-        with watched(self.core) as calls:
-            for i in range(len(self.decoders)):
-                decoder = self.decoders[(i + self._turn) % len(self.decoders)]
-                session = decoder._open(self.core, self.prompt, self.new_tokens, seed=self.seed)
-                for _ in advance(session, session.prefill()):
-                    pass
-                for _ in advance(session, _timed(decoder._decode(session), calls, behind)):
-                    pass
+        took: dict[Kind, list[float]] = {}
+        for i in range(len(self.decoders)):
+            decoder = self.decoders[(i + self._turn) % len(self.decoders)]
+            session = decoder._open(self.core, self.prompt, self.new_tokens, seed=self.seed)
+            for _ in advance(session, session.prefill()):
+                pass
+            for _ in advance(session, self._timed(decoder._decode(session), took)):
+                pass
         if self._turn:
-            self.rows += [(name, self._turn - 1, sum(took) / len(took)) for name, took in behind.items()]
+            self._turns.append(took)
         self._turn += 1
         self.seconds += time.perf_counter() - begin
 
-    def result(self) -> list[tuple[str, int, float]]:
-        """`rows`, of one turn at least, and 0 for what never came up."""
+    def _timed(self, steps: Steps, took: dict[Kind, list[float]]) -> Steps:
+        """The same steps; the seconds from each request to the next are added to took[its kind]."""
+        tell, answer, kind, begin = Telling(), None, None, 0.0
+        while True:
+            if self.core.device.type == "cuda":
+                torch.cuda.synchronize(self.core.device)  # else a call's time falls on whichever the host waits for next
+            try:
+                request = steps.send(answer)
+            except StopIteration:
+                request = None
+            now = time.perf_counter()
+            if kind is not None:
+                took.setdefault(kind, []).append(now - begin)
+            if request is None:
+                return
+            kind, begin = tell(request), time.perf_counter()
+            answer = yield request
+
+    def beyond(self, swept: Calibration, length: float) -> list[tuple[str, int, float]]:
+        """(feature, turn, mean seconds beyond the sweep's price) of at least one turn; 0 for what never came up."""
         while self._turn < 2:
             self.turn()
-        return self.rows + [(name, 0, 0.0) for name in FEATURES if name not in {row[0] for row in self.rows}]
-
-
-def _timed(steps: Steps, calls: list[tuple[float, float]], behind: dict[str, list[float]]) -> Steps:
-    """The same steps; what passes from one request to the next, without the call itself, is added to behind[feature]."""
-    answer, request, begin = None, None, 0.0
-    while True:
-        try:
-            following = steps.send(answer)
-        except StopIteration:
-            following = None
-        now = time.perf_counter()
-        if request is not None:
-            behind.setdefault(follows(request), []).append(now - begin - calls[-1][1])
-        if following is None:
-            return
-        request, begin = following, time.perf_counter()
-        answer = yield request
-
-
-@contextmanager
-def watched(core: LoopedCore) -> Iterator[list[tuple[float, float]]]:
-    """While it lasts, (end, seconds) of every recurrence, prelude and readout is noted."""
-    noted: list[tuple[float, float]] = []
-
-    def watch(call):
-        def timed(*args, **kwargs):
-            if core.device.type == "cuda":
-                torch.cuda.synchronize(core.device)
-            begin = time.perf_counter()
-            try:
-                return call(*args, **kwargs)
-            finally:
-                if core.device.type == "cuda":
-                    torch.cuda.synchronize(core.device)
-                end = time.perf_counter()
-                noted.append((end, end - begin))
-        return timed
-
-    for name in _CALLS:
-        object.__setattr__(core, name, watch(getattr(core, name)))
-    try:
-        yield noted
-    finally:
-        for name in _CALLS:
-            object.__delattr__(core, name)
+        rows: list[tuple[str, int, float]] = []
+        for turn, took in enumerate(self._turns):
+            left: Counter[str] = Counter()
+            calls: Counter[str] = Counter()
+            for kind, seconds in took.items():
+                left[kind.feature] += sum(seconds) - len(seconds) * swept.seconds(kind.part, kind.rows, kind.shape, length)
+                calls[kind.feature] += len(seconds)
+            rows += [(feature, turn, left[feature] / n) for feature, n in calls.items()]
+        return rows + [(feature, 0, 0.0) for feature in FEATURES if feature not in {row[0] for row in rows}]
 
 
 def shape_of(decoder: str) -> tuple[str, str]:

@@ -146,58 +146,82 @@ def predict(decoder: Decoder, agreement: Agreement, calibration: Calibration, de
     """
     if why_not(decoder, injects) and not (beyond and isinstance(decoder, DASWave)):
         return None
-    u, host = calibration.seconds, calibration.host
-    p, c = u("prelude", 1), u("readout", 1)
+    made = _counted(decoder, agreement, depth, injects)
+    if made is None:
+        return None
+    calls, committed, accepted, spent = made
+    seconds, host = spent(_Costs(calibration, calibration.seconds)), spent(_Costs(calibration, lambda *_: 0.0))
+    return Prediction(calls / committed, seconds / committed, accepted, host / committed)
+
+
+class _Costs:
+    """What one call costs in a decode: alone by the sweep, and what it takes beyond that."""
+
+    def __init__(self, calibration: Calibration, alone: Callable[..., float]) -> None:
+        self._beyond, self._alone = calibration.beyond, alone
+
+    def recur(self, rows: int, shape: str = "chain") -> float:
+        return self._alone("recur", rows, shape) + self._beyond(shape)
+
+    def prelude(self, rows: int = 1) -> float:
+        return self._alone("prelude", rows, "chain") + self._beyond("prelude")
+
+    def readout(self, feature: str, rows: int = 1, shape: str = "chain") -> float:
+        return self._alone("readout", rows, shape) + self._beyond(feature)
+
+    def verification(self, rows: int, recurrences: int) -> float:
+        """Recurrences of the same rows, one depth after the other: how they attend is planned for the first."""
+        return self.recur(rows, "fresh") + (recurrences - 1) * self.recur(rows) if recurrences else 0.0
+
+
+_Counted = tuple[float, float, float, Callable[[_Costs], float]]  # calls, tokens committed, accepted, and what they cost
+
+
+def _counted(decoder: Decoder, agreement: Agreement, depth: int, injects: bool) -> _Counted | None:
     if isinstance(decoder, Autoregressive):
-        between = host(depth, 1, 1, 0, 0)
-        return Prediction(depth, u("recur", 1, "fresh") + (depth - 1) * u("recur", 1) + p + c + between, 0.0, between)
+        return depth, 1, 0.0, lambda c: c.verification(1, depth) + c.prelude() + c.readout("check")
     if isinstance(decoder, DraftThenVerify):
-        return _draft_then_verify(decoder, agreement, u, host, depth, p, c)
-    if isinstance(decoder, DASWave):
-        return _das_wave(decoder, agreement, u, host, depth, p, c, injects)
-    return _wavefront(decoder, agreement, u, host, depth, p, c)
+        return _draft_then_verify(decoder, agreement, depth)
+    return _das_wave(decoder, agreement, depth, injects) if isinstance(decoder, DASWave) else _wavefront(decoder, agreement, depth)
 
 
-def _draft_then_verify(decoder, agreement, u, host, depth, p, c) -> Prediction | None:
+def _draft_then_verify(decoder, agreement: Agreement, depth: int) -> _Counted | None:
     d, block = decoder.draft_depth, decoder.block
     rates = [agreement(decoder.read, d, lag) for lag in range(1, block + 1)]
     if any(rate is None for rate in rates):
         return None
     accepted = expected_accepted(rates)
-    committed = accepted + 1
-    if decoder.read == "aligned":  # every row's first d recurrences are reused; the last row drafts nothing
-        calls = (block + 1) * d + depth - d
-        recur = (block + 1) * (u("recur", 1, "fresh") + (d - 1) * u("recur", 1)) + _verification(u, block + 1, depth - d)
-    else:  # drafted states are not the target's: verification starts afresh
-        calls = block * d + depth
-        recur = block * d * u("recur", 1, "deep") + _verification(u, block + 1, depth)
-    between = host(calls, block + 1, 1, block, 0)
-    seconds = recur + (block + 1) * p + block * c + u("readout", block + 1) + between
-    return Prediction(calls / committed, seconds / committed, accepted, between / committed)
+    aligned = decoder.read == "aligned"
+    # Aligned, every row's first d recurrences are reused, and the last row drafts nothing; else verification starts afresh.
+    calls = (block + 1) * d + depth - d if aligned else block * d + depth
+
+    def spent(c: _Costs) -> float:
+        drafting = (block + 1) * c.verification(1, d) if aligned else block * d * c.recur(1, "deep")
+        ends = (block + 1) * c.prelude() + block * c.readout("draft") + c.readout("check", block + 1)
+        return drafting + c.verification(block + 1, depth - d if aligned else depth) + ends
+
+    return calls, accepted + 1, accepted, spent
 
 
-def _verification(u, rows: int, recurrences: int) -> float:
-    """Recurrences of the same rows, one depth after the other: how they attend is planned for the first."""
-    return u("recur", rows, "fresh") + (recurrences - 1) * u("recur", rows) if recurrences else 0.0
-
-
-def _wavefront(decoder, agreement, u, host, depth, p, c) -> Prediction | None:
+def _wavefront(decoder, agreement: Agreement, depth: int) -> _Counted | None:
     d = decoder.draft_depth
     lag = math.ceil(depth / d)  # how far behind the newest verified token a full wave drafts
     alpha = agreement("aligned", d, lag) if d < depth else 0.0
     if alpha is None:
         return None
     ticks, tokens, widths = wave_cycle(alpha, d, depth)
-    recur = sum(n * u("recur", width, "wave") for width, n in enumerate(widths, start=1))
     spawned = ticks / d  # one prelude and one draft readout every d ticks, and one verify readout per token
     together = tokens if depth % d == 0 else 0.0
-    readout = together * u("readout", 2, "at") + (spawned - together + tokens - together) * c
-    between = host(ticks, spawned, tokens, spawned - together, 0)
-    return Prediction(ticks / tokens, (recur + spawned * p + readout + between) / tokens, alpha / (1 - alpha) if alpha < 1 else math.inf,
-                      between / tokens)
+
+    def spent(c: _Costs) -> float:
+        recur = sum(n * c.recur(width, "wave") for width, n in enumerate(widths, start=1))
+        checks = together * c.readout("check", 2, "at") + (tokens - together) * c.readout("check")
+        return recur + spawned * c.prelude() + checks + (spawned - together) * c.readout("draft")
+
+    return ticks, tokens, alpha / (1 - alpha) if alpha < 1 else math.inf, spent
 
 
-def _das_wave(decoder, agreement, u, host, depth, p, c, injects) -> Prediction | None:
+def _das_wave(decoder, agreement: Agreement, depth: int, injects: bool) -> _Counted | None:
     law = error_law(agreement, decoder.read, depth)
     if law is None:
         return None
@@ -206,12 +230,13 @@ def _das_wave(decoder, agreement, u, host, depth, p, c, injects) -> Prediction |
     proposals = widths[-1]
     error = law if injects else lambda m: law(min(m, depth))  # without injection a state freezes at T
     accepted = frontier_accepted(error, rounds, k, decoder.initial_width, proposals)
-    committed = accepted + 1  # a correction or a bonus token ends every block
-    calls = rounds * k + depth
-    recur = sum(k * u("recur", w, "fresh") for w in widths) + _verification(u, proposals + 1, depth)
-    ends = sum(u("prelude", w) + u("readout", w) for w in [*widths, proposals + 1])
-    between = host(calls, rounds + 1, 1, 1, rounds - 1)
-    return Prediction(calls / committed, (recur + ends + between) / committed, accepted, between / committed)
+    looks = ["round" if injects and j < rounds - 1 else "draft" for j in range(rounds)]  # rows that freeze are looked at every round
+
+    def spent(c: _Costs) -> float:
+        refining = sum(k * c.recur(w, "fresh") + c.prelude(w) + c.readout(look, w) for w, look in zip(widths, looks))
+        return refining + c.verification(proposals + 1, depth) + c.prelude(proposals + 1) + c.readout("check", proposals + 1)
+
+    return rounds * k + depth, accepted + 1, accepted, spent  # a correction or a bonus token ends every block
 
 
 def error_law(agreement: Agreement, policy: str, depth: int) -> ErrorLaw | None:

@@ -17,7 +17,6 @@ import numpy as np
 from decoders.agreements import Agreements
 from decoders.autoregressive import Autoregressive
 from decoders.decoder import Decoder
-from decoders.host import FEATURES
 from decoders.predict import Prediction, predict
 from decoders.replay_counts import Outcome
 
@@ -79,8 +78,8 @@ class _Redrawn:
             self._known[key] = sum(w * self._prices[cell] for cell, w in self._calibration.cells(part, rows, shape))
         return self._known[key]
 
-    def host(self, *counts: float) -> float:
-        return sum(n * self._host.get(name, 0.0) for name, n in zip(FEATURES, counts))
+    def beyond(self, feature: str) -> float:
+        return self._host.get(feature, 0.0)
 
 
 def intervals(decoders: Sequence[Decoder], found: Agreements, calibration: Calibration, depth: int, injects: bool,

@@ -12,46 +12,37 @@ from collections import Counter, deque
 
 import torch
 
-from decoders.calls import Embed, Recur, Request, advance
+from decoders.calls import Request, advance
 from decoders.decoder import Decoder
-from decoders.host import follows
+from decoders.host import Telling
 from decoders.replay_counts import Outcome
 from decoders.session import Session
-from loopscope.rows import ALIGNED, Chain
 
 
 class Tally:
     """Counts the calls it is told of."""
 
     def __init__(self) -> None:
-        self.widths: Counter[int] = Counter()
-        self.branched: Counter[int] = Counter()
-        self.fresh: Counter[int] = Counter()
-        self.embedded: Counter[int] = Counter()
-        self.read: Counter[int] = Counter()
-        self.behind: Counter[str] = Counter()  # calls by what follows them
-        self._kept: tuple[int, int] | None = None  # the chain that a cache keeps the plan of: (start, count)
+        self.widths, self.branched, self.fresh, self.embedded, self.read = (Counter[int]() for _ in range(5))
+        self.features: Counter[str] = Counter()
+        self._tell = Telling()
 
     def __call__(self, request: Request) -> None:
-        rows = request.rows
-        self.behind[follows(request)] += 1
-        if type(request) is Embed:
-            self.embedded[rows.count] += 1
-        elif type(request) is not Recur:
-            self.read[request.count] += 1
+        kind = self._tell(request)
+        self.features[kind.feature] += 1
+        if kind.part == "recur":
+            self.widths[kind.rows] += 1
+            self.branched[kind.rows] += len(set(request.rows.positions)) < kind.rows
+            self.fresh[kind.rows] += kind.shape in ("fresh", "deep")
         else:
-            self.widths[rows.count] += 1
-            self.branched[rows.count] += len(set(rows.positions)) < rows.count
-            chain = (rows.start, rows.count) if type(rows) is Chain and request.policy is ALIGNED else None
-            self.fresh[rows.count] += chain is None or chain != self._kept
-            self._kept = chain or self._kept
+            (self.embedded if kind.part == "prelude" else self.read)[kind.rows] += 1
 
     def outcome(self, session: Session) -> Outcome:
         """With what the session itself has counted."""
         counts = session.counts
         by_rows = {name: dict(sorted((+getattr(self, name)).items())) for name in ("widths", "branched", "fresh", "embedded", "read")}
         return Outcome(counts["recur"], counts["prelude"], counts["readout"], counts["rows"], session.proposed, session.accepted,
-                       [run.accepted for run in session.runs], {}, **by_rows, checks=self.behind["check"], unread=self.behind["round"])
+                       [run.accepted for run in session.runs], {}, **by_rows, checks=self.features["check"], unread=self.features["round"])
 
 
 @torch.inference_mode()

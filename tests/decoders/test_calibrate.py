@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 
 from decoders.calibrate import Calibration, calibrate
-from decoders.host import FEATURES, HostTimes, counts_of
+from decoders.host import FEATURES, HostTimes
 from decoders.replay_counts import Outcome
 from loopscope.errors import SettingError
 
@@ -20,7 +20,7 @@ def test_the_sweep_measures_every_part_at_every_row_count(random_core, family, t
     swept, host = result.frame[result.frame.part != "host"], result.frame[result.frame.part == "host"]
     assert (swept.groupby(["part", "shape", "rows", "prefix_length"]).size() == 3).all() and (swept.seconds > 0).all()
     assert swept.groupby(["part", "shape", "rows"]).prefix_length.unique().map(sorted).map(list).map(lambda x: x == [10, 30]).all()
-    assert set(host["shape"]) == {"tick", "prelude", "check", "draft", "round"}
+    assert set(host["shape"]) == set(FEATURES)
     assert set(host[host.seconds == 0]["shape"]) == ({"round"} if family == "ouro" else set()), "rows that freeze are looked at"
     assert result.meta["depth"] == 8 and result.meta["injects"] == (family == "huginn")
     result.save(tmp_path)
@@ -122,41 +122,44 @@ def test_counted_cells_times_their_prices_are_the_cost(timing):
     assert table.cost(*what) == pytest.approx(10 * 2 + 4 * 3 + 6 * 3 + 2)
 
 
-def test_host_time_is_what_passes_between_calls_by_what_it_follows(random_core, monkeypatch):
-    """By a clock that a call moves by 1000 and a look at it by 1: what is left is the looks, whatever the calls take."""
+def test_host_time_is_what_a_call_takes_in_a_decode_beyond_its_price(random_core, monkeypatch):
+    """By a clock that a recurrence moves by 100, a prelude by 20 and a readout by 50, and a look at it by 1, against a sweep that says 90,
+    21 and 50 for whatever shape and rows."""
     now = [0.0]
 
     def tick() -> float:
         now[0] += 1.0
         return now[0]
 
-    def slow(call):
+    def slow(call, seconds):
         def run(self, *args, **named):
-            now[0] += 1000.0
+            now[0] += seconds
             return call(self, *args, **named)
         return run
 
     core = random_core("huginn", gain=0.3, depth=4, n_core=1, vocab_size=48)
-    for name in ("recur", "embed", "read"):
-        monkeypatch.setattr(type(core), name, slow(getattr(type(core), name)))
+    for name, seconds in (("recur", 100.0), ("embed", 20.0), ("read", 50.0)):
+        monkeypatch.setattr(type(core), name, slow(getattr(type(core), name), seconds))
     monkeypatch.setattr("decoders.host.time.perf_counter", tick)
-    times = HostTimes(core, 8, 6)
-    found = times.result()
-    assert {name for name, _, _ in found} == set(FEATURES) and {turn for _, turn, _ in found} == {0}
-    assert {seconds for _, _, seconds in found} == {2.0}, "the looks at the clock themselves, not the calls"
-    assert not any(name in vars(core) for name in ("recur", "embed", "read")), "the watch is taken off again"
-    alone = HostTimes(random_core("ouro", depth=1, n_core=1, vocab_size=48), 8, 6)
-    assert {name: seconds > 0 for name, _, seconds in alone.result()} == {"tick": True, "prelude": True, "check": True, "draft": False,
-                                                                         "round": False}
+    table = swept({(part, "chain", 8, 1): [s] for part, s in (("recur", 90.0), ("prelude", 21.0), ("readout", 50.0))})
+    found = HostTimes(core, 8, 6).beyond(table, 8)
+    assert {turn for _, turn, _ in found} == {0} and len(found) == len(FEATURES)
+    ends = {"prelude": 0.0, "check": 1.0, "draft": 1.0, "round": 1.0}
+    assert {name: seconds for name, _, seconds in found} == {name: ends.get(name, 11.0) for name in FEATURES}
+    alone = HostTimes(random_core("ouro", depth=1, n_core=1, vocab_size=48), 8, 6).beyond(table, 8)
+    assert {name for name, _, seconds in alone if seconds == 0} == set(FEATURES) - {"fresh", "prelude", "check"}
 
 
-def test_host_time_is_paid_for_what_it_follows():
-    made = calls({1: 7}, embedded={1: 2}, read={1: 9}, checks=2, unread=3)
-    seconds = {"tick": 1.0, "prelude": 10.0, "check": 100.0, "draft": 1000.0, "round": 10000.0}
+def test_host_time_is_paid_by_what_a_call_is():
+    made = calls({1: 7, 4: 5}, fresh={1: 2, 4: 1}, embedded={1: 2}, read={1: 9}, checks=2, unread=3)
+    seconds = {"chain": 1.0, "fresh": 10.0, "deep": 1e2, "wave": 1e3, "prelude": 1e4, "check": 1e5, "draft": 1e6, "round": 1e7}
     bare = {(part, "chain", 64, 1): [0.0] for part in ("recur", "prelude", "readout")}
     table = swept(bare | {("host", name, 64, 1): [s] for name, s in seconds.items()})
-    assert table.cost(made, "AR") == 7 * 1 + 2 * 10 + 2 * 100 + (9 - 2 - 3) * 1000 + 3 * 10000
-    assert table.host(*counts_of(made)) == table.cost(made, "AR") and swept(bare).host(*counts_of(made)) == 0
+    ends = 2 * 1e4 + 2 * 1e5 + (9 - 2 - 3) * 1e6 + 3 * 1e7
+    assert table.cost(made, "AR") == (5 + 4) * 1 + (2 + 1) * 10 + ends
+    assert table.cost(made, "DtV d=1 K=3 deep_kv") == (5 + 4) * 1 + 2 * 1e2 + 1 * 10 + ends
+    assert table.cost(made, "WFD d=1") == 12 * 1e3 + ends
+    assert (table.beyond("draft"), swept(bare).beyond("draft"), swept(bare).cost(made, "AR")) == (1e6, 0.0, 0.0)
 
 
 def test_scatter_is_the_relative_quartile_range_of_the_median_cell():
