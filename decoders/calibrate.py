@@ -87,6 +87,17 @@ class Calibration(Result):
         relative = ((high - low) / middle)[middle > 0]
         return float(relative.median()) if len(relative) else 0.0
 
+    @cached_property
+    def pace(self) -> dict[int, float]:
+        """Round of the sweep -> how long its calls took as a multiple of their prices: the median over the cells."""
+        import pandas as pd
+
+        cells = self.frame[self.frame["part"] != "host"]
+        prices = [self.prices[str(p), str(s), int(length), int(n)] for p, s, length, n
+                  in zip(*(cells[name] for name in ("part", "shape", "prefix_length", "rows")))]
+        relative = pd.Series(cells["seconds"].to_numpy() / prices).groupby(cells["repeat"].to_numpy()).median()
+        return {int(i): float(x) for i, x in relative.items()}
+
     def __repr__(self) -> str:
         model = self.frame["model"].iloc[0] if len(self.frame) else "nothing"
         facts = ", ".join(f"{name} {self.meta[name]}" for name in ("device", "dtype", "threads") if name in self.meta)
@@ -262,7 +273,7 @@ def calibrate(model, *, prefix_length: int | Sequence[int] = 128, rows: Sequence
                 calls = core.config.depth if (part, shape) == ("recur", "chain") else 1
                 observations.append((part, shape, n, length, _time(call, core.device) / calls, repeat))
             while between is not None and between.seconds < _HOST_SHARE * (time.perf_counter() - begin):
-                between.turn()
+                between.turn(repeat)
             if progress is not None:
                 progress(repeat + 1, repeats)
             if repeat >= 2 and time.perf_counter() - begin > seconds:

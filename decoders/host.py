@@ -2,7 +2,8 @@
 choice of tokens, and what a call is slower by where other calls come before it.
 
 A sweep of single calls (decoders/calibrate.py) does not see it, and on small models it is a good part of a tick. Here a few short
-decodes are timed from each call to the next; what is left of that after the sweep's price is told by what kind of call it was.
+decodes are timed from each call to the next, between rounds of the sweep, whose own times say how fast the machine is at that moment;
+what is left after the sweep's price is told by what kind of call it was.
 """
 
 from __future__ import annotations
@@ -73,10 +74,10 @@ class HostTimes:
         self.decoders: list[Decoder] = [Autoregressive()]
         if core.config.depth > 1:
             self.decoders += [Wavefront(1), Wavefront(1, redraft=1), DraftThenVerify(1, 8), DraftThenVerify(1, 4, "deep_kv"), DASWave(6, 1)]
-        self._turns: list[dict[Kind, list[float]]] = []
+        self._turns: list[tuple[int, dict[Kind, list[float]]]] = []  # the round of the sweep before it, and seconds by kind of call
 
-    def turn(self) -> None:
-        """Decode once with each."""
+    def turn(self, after: int = 0) -> None:
+        """Decode once with each, behind round `after` of the sweep."""
         begin = time.perf_counter()
         took: dict[Kind, list[float]] = {}
         for i in range(len(self.decoders)):
@@ -87,7 +88,7 @@ class HostTimes:
             for _ in advance(session, self._timed(decoder._decode(session), took)):
                 pass
         if self._turn:
-            self._turns.append(took)
+            self._turns.append((after, took))
         self._turn += 1
         self.seconds += time.perf_counter() - begin
 
@@ -111,15 +112,19 @@ class HostTimes:
 
     def beyond(self, swept: Calibration, length: float) -> list[tuple[str, int, float]]:
         """(feature, turn, mean seconds beyond the sweep's price) of at least one turn; 0 for what never came up."""
+        pace = swept.pace
         while self._turn < 2:
-            self.turn()
+            self.turn(max(pace))
         rows: list[tuple[str, int, float]] = []
-        for turn, took in enumerate(self._turns):
+        for turn, (after, took) in enumerate(self._turns):
             left: Counter[str] = Counter()
             calls: Counter[str] = Counter()
+            around = [pace[i] for i in (after, after + 1) if i in pace]
+            slower = sum(around) / len(around)
             for kind, seconds in took.items():
-                left[kind.feature] += sum(seconds) - len(seconds) * swept.seconds(kind.part, kind.rows, kind.shape, length)
-                calls[kind.feature] += len(seconds)
+                n = len(seconds)
+                left[kind.feature] += sum(seconds) / slower - n * swept.seconds(kind.part, kind.rows, kind.shape, length)
+                calls[kind.feature] += n
             rows += [(feature, turn, left[feature] / n) for feature, n in calls.items()]
         return rows + [(feature, 0, 0.0) for feature in FEATURES if feature not in {row[0] for row in rows}]
 

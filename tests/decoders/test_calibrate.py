@@ -146,6 +146,13 @@ def test_host_time_is_what_a_call_takes_in_a_decode_beyond_its_price(random_core
     assert {turn for _, turn, _ in found} == {0} and len(found) == len(FEATURES)
     ends = {"prelude": 0.0, "check": 1.0, "draft": 1.0, "round": 1.0}
     assert {name: seconds for name, _, seconds in found} == {name: ends.get(name, 11.0) for name in FEATURES}
+    busy = swept({cell: [s, 4 * s, 4 * s, s, s] for cell, s in table.prices.items()})  # rounds 1 and 2 at a quarter of the pace
+    assert busy.pace == {0: 1, 1: 4, 2: 4, 3: 1, 4: 1} and busy.prices == table.prices
+    slow_turn = HostTimes(core, 8, 6)
+    slow_turn.turn()
+    slow_turn.turn(after=1)
+    left = {name: seconds for name, _, seconds in slow_turn.beyond(busy, 8)}
+    assert left["chain"] == 101 / 4 - 90 and left["check"] == 51 / 4 - 50, "a turn in a slow minute is read at the minute's pace"
     alone = HostTimes(random_core("ouro", depth=1, n_core=1, vocab_size=48), 8, 6).beyond(table, 8)
     assert {name for name, _, seconds in alone if seconds == 0} == set(FEATURES) - {"fresh", "prelude", "check"}
 
