@@ -37,7 +37,7 @@ MAKERS = {  # table -> what makes it, for a reader whose run has none
     "convergence": _PROBE, "depth_lens": _PROBE, "settle": _PROBE, "prefix_channels": _INTERVENE, "prefix_effects": _INTERVENE,
     "depth_grid": _INTERVENE + " --grid", "bench": _BENCH, "acceptance": _BENCH, "acceptance_by_depth": _BENCH,
     "factorial": "loopscope factorial MODEL --out {run}", "grid": "loopscope grid MODEL --out {run}",
-    "second_candidate": _PROBE + " --only second_candidate", "agreement_runs": _PROBE + " --only agreement_runs",
+    **{kind: f"{_PROBE} --only {kind}" for kind in ("second_candidate", "agreement_runs", "linear_probe", "patching")},
 }  # a probe that no command runs is named itself
 _ROWS = {"model": "rows of this model", "task": "rows of this task", "start": "rows of this start state: keyed, zero, embedding",
          "decoder": "rows of this decoder, by its label", "metric": "which measure", "measure": "which measure",

@@ -21,13 +21,15 @@ from loopscope.records import write_text
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 MODEL, TASK = "tiny-huginn", "code"
-COLOURS = 200  # of a picture's palette: a third of the bytes, and no difference to the eye
+COLOURS = 128  # of a picture's palette: a third of the bytes, and no difference to the eye
 # kind -> what its command says beyond model and task
 _MATHS = (  # what the run has of these is maths
     "attribution", "trajectories", "token_grid", "head_stability", "depth_similarity", "head_attribution", "block_lens", "second_candidate",
     "agreement_runs", "layer_fixed_points", "acceptance_by_depth", "factorial",
 )  # fmt: skip
-_MORE: dict[str, dict[str, Any]] = {"trace": {"ticks": 40}, **{kind: {"task": "maths"} for kind in _MATHS}}
+_SUMS = ("linear_probe", "patching")  # and of these, built-in sums
+_MORE: dict[str, dict[str, Any]] = {"trace": {"ticks": 40}, **{kind: {"task": "maths"} for kind in _MATHS},
+                                    **{kind: {"task": "sums"} for kind in _SUMS}}
 _WORDS = {
     "dashboard": ("A model on one page", "The six panels that a report begins with: what was probed, what follows, and what it brought."),
     "claims": ("What the papers claim", "Each claim beside what this run found, with a verdict that is read off an interval."),
