@@ -166,7 +166,7 @@ def plan_rows(tables: Tables) -> list[dict[str, str]]:
                     "decoder": r.decoder,
                     "predicted": _times(expected),
                     "measured": _times(measured),
-                    "interval": intervals.words(r.low_measured, r.high_measured, r.n),
+                    "interval": "" if r.decoder == "AR" else intervals.words(r.low_measured, r.high_measured, r.n),
                     "miss": miss,
                     "fewer": _times(r.call_speedup_predicted),
                     **{"calls": "", "accepted": "", "call_time": "", "cause": ""},
