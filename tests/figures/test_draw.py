@@ -298,3 +298,15 @@ def test_a_grid_of_depths_shows_noise_as_noise(synthetic):
     assert bold == {"0.911"}  # the column of full-depth values, and nothing else
     few = figures.draw("depth_grid", clear[clear["prompt"] < 4])
     assert not any(t.get_fontweight() == "bold" for t in few.axes[0].texts) and "too few to say" in few.note.caption
+
+
+def test_late_settling_is_one_bar_and_adds_up(synthetic):
+    import pandas as pd
+
+    rows = [(synthetic.MODEL, "maths", 0, "keyed", depth, n) for depth, n in ((1, 900), (2, 97), (9, 1), (14, 2))]
+    table = pd.DataFrame(rows, columns=["model", "task", "prompt", "start", "settle_depth", "positions"])
+    ax = figures.draw("settle", table).axes[0]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "2", "later"]
+    assert [bar.get_height() for bar in ax.patches] == pytest.approx([0.9, 0.097, 0.003]) and "0.3%" in text_of(ax.figure)
+    alone = figures.draw("settle", table[table["settle_depth"] <= 2]).axes[0]
+    assert [label.get_text() for label in alone.get_xticklabels()] == ["1", "2"]
