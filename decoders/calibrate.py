@@ -7,7 +7,7 @@ and read as a straight line in both n and L. Cells are measured round by round, 
 them alike. A cell's price is the lower quartile of its rounds: what else runs on a machine only ever adds to a time, often for seconds on
 end, and the quartile stands as long as one round in four was left alone; unlike the shortest round it does not fall as more are made.
 Resampled rounds say how uncertain prices are. What a call takes beyond that in a decode is timed in a few short ones (decoders/host.py),
-which run between the rounds, so that they meet the same machine, and is kept in the same table, as part "host".
+which run between the rounds, so that they meet the same machine, and is kept in the same table, as parts "host" and "context".
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from decoders.host import HostTimes, shape_of
+from decoders.host import PARTS, HostTimes, shape_of
 from loopscope.errors import SettingError
 from loopscope.records import Result
 from loopscope.rows import At, Chain, Draft, ReadPolicy, Tree, Wave
 
 if TYPE_CHECKING:
     import numpy as np
+    import pandas as pd
 
     from decoders.graphs import Captured, Eager
     from decoders.replay_counts import Outcome
@@ -82,17 +83,21 @@ class Calibration(Result):
 
         Cells that were measured once say nothing; 0 where all are such.
         """
-        cells = self.frame.groupby(["part", "shape", "prefix_length", "rows"])["seconds"]
+        cells = self._swept.groupby(["part", "shape", "prefix_length", "rows"])["seconds"]
         low, middle, high = (cells.quantile(q)[cells.size() > 1] for q in (0.25, 0.5, 0.75))
         relative = ((high - low) / middle)[middle > 0]
         return float(relative.median()) if len(relative) else 0.0
+
+    @property
+    def _swept(self) -> pd.DataFrame:
+        return self.frame[~self.frame["part"].isin(PARTS)]
 
     @cached_property
     def pace(self) -> dict[int, float]:
         """Round of the sweep -> how long its calls took as a multiple of their prices: the median over the cells."""
         import pandas as pd
 
-        cells = self.frame[self.frame["part"] != "host"]
+        cells = self._swept
         prices = [self.prices[str(p), str(s), int(length), int(n)] for p, s, length, n
                   in zip(*(cells[name] for name in ("part", "shape", "prefix_length", "rows")))]
         relative = pd.Series(cells["seconds"].to_numpy() / prices).groupby(cells["repeat"].to_numpy()).median()
@@ -142,14 +147,18 @@ class Calibration(Result):
         """Seconds of one call on `rows` rows behind `length` positions: linear between the measured cells, and beyond the last."""
         return sum(w * self.prices[cell] for cell, w in self.cells(part, rows, shape, length))
 
-    def beyond(self, feature: str) -> float:
+    def beyond(self, feature: str, parts: Sequence[str] = PARTS) -> float:
         """Seconds that a call takes in a decode beyond its own, by its feature (decoders.host.FEATURES); 0 in a table without them."""
-        cell = self._host.get(feature)
-        return 0.0 if cell is None else self.prices[cell]
+        return sum(self.prices[cell] for cell in self.extras.get(feature, ()) if cell[0] in parts)
 
     @cached_property
-    def _host(self) -> dict[str, Cell]:
-        return {cell[1]: cell for cell in self.prices if cell[0] == "host"}
+    def extras(self) -> dict[str, list[Cell]]:
+        """Feature -> the cells of what its calls take beyond the sweep's price."""
+        found: dict[str, list[Cell]] = {}
+        for cell in self.prices:
+            if cell[0] in PARTS:
+                found.setdefault(cell[1], []).append(cell)
+        return found
 
     def price(self, made: Outcome, decoder: str, length: float | None = None) -> Price:
         """What a decode's calls are made of, cell by cell: every call by its kind and its number of rows, host time included.
@@ -176,8 +185,8 @@ class Calibration(Result):
                 if part == "recur":
                     features["wave" if shape == "tree" else shape] += n
         for feature, n in features.items():
-            if n and feature in self._host:
-                price[self._host[feature]] += n
+            for cell in self.extras.get(feature, ()) if n else ():
+                price[cell] += n
         return price
 
     def cost(self, made: Outcome, decoder: str, length: float | None = None) -> float:
@@ -287,7 +296,7 @@ def calibrate(model, *, prefix_length: int | Sequence[int] = 128, rows: Sequence
     if between is None:
         return swept
     name, left = frame["model"][0], between.beyond(swept, middle)
-    rest = pd.DataFrame([(name, "host", feature, 1, middle, seconds, turn) for feature, turn, seconds in left], columns=frame.columns)
+    rest = pd.DataFrame([(name, part, feature, 1, middle, seconds, turn) for part, feature, turn, seconds in left], columns=frame.columns)
     return Calibration(pd.concat([frame, rest], ignore_index=True), swept.meta)
 
 

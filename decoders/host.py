@@ -1,15 +1,17 @@
-"""What a call takes in a decode beyond what it takes alone: the loop around it, its bookkeeping, the slicing and joining of states, the
-choice of tokens, and what a call is slower by where other calls come before it.
+"""What a call takes in a decode beyond what it takes alone: on the host, the loop around it, its bookkeeping, the slicing and joining of
+states, the choice of tokens; and in itself, what it is slower by where other calls came before it.
 
 A sweep of single calls (decoders/calibrate.py) does not see it, and on small models it is a good part of a tick. Here a few short
 decodes are timed from each call to the next, between rounds of the sweep, whose own times say how fast the machine is at that moment;
-what is left after the sweep's price is told by what kind of call it was.
+both parts are told by what kind of call it was.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 # Recurrences by shape; preludes; readouts that judge drafts and commit, that only draft, and that nobody waits for.
 FEATURES = ("chain", "fresh", "deep", "wave", "prelude", "check", "draft", "round")
+PARTS = ("host", "context")  # behind a call, and of the call itself beyond the sweep's price
+_CALLS = ("recur", "embed", "read")
 
 
 class Kind(NamedTuple):
@@ -74,59 +78,90 @@ class HostTimes:
         self.decoders: list[Decoder] = [Autoregressive()]
         if core.config.depth > 1:
             self.decoders += [Wavefront(1), Wavefront(1, redraft=1), DraftThenVerify(1, 8), DraftThenVerify(1, 4, "deep_kv"), DASWave(6, 1)]
-        self._turns: list[tuple[int, dict[Kind, list[float]]]] = []  # the round of the sweep before it, and seconds by kind of call
+        # The round of the sweep before it, and by kind of call the seconds inside and behind each.
+        self._turns: list[tuple[int, dict[Kind, list[tuple[float, float]]]]] = []
 
     def turn(self, after: int = 0) -> None:
         """Decode once with each, behind round `after` of the sweep."""
         begin = time.perf_counter()
-        took: dict[Kind, list[float]] = {}
-        for i in range(len(self.decoders)):
-            decoder = self.decoders[(i + self._turn) % len(self.decoders)]
-            session = decoder._open(self.core, self.prompt, self.new_tokens, seed=self.seed)
-            for _ in advance(session, session.prefill()):
-                pass
-            for _ in advance(session, self._timed(decoder._decode(session), took)):
-                pass
+        took: dict[Kind, list[tuple[float, float]]] = {}
+        with watched(self.core) as calls:
+            for i in range(len(self.decoders)):
+                decoder = self.decoders[(i + self._turn) % len(self.decoders)]
+                session = decoder._open(self.core, self.prompt, self.new_tokens, seed=self.seed)
+                for _ in advance(session, session.prefill()):
+                    pass
+                for _ in advance(session, _timed(decoder._decode(session), calls, took)):
+                    pass
         if self._turn:
             self._turns.append((after, took))
         self._turn += 1
         self.seconds += time.perf_counter() - begin
 
-    def _timed(self, steps: Steps, took: dict[Kind, list[float]]) -> Steps:
-        """The same steps; the seconds from each request to the next are added to took[its kind]."""
-        tell, answer, kind, begin = Telling(), None, None, 0.0
-        while True:
-            if self.core.device.type == "cuda":
-                torch.cuda.synchronize(self.core.device)  # else a call's time falls on whichever the host waits for next
-            try:
-                request = steps.send(answer)
-            except StopIteration:
-                request = None
-            now = time.perf_counter()
-            if kind is not None:
-                took.setdefault(kind, []).append(now - begin)
-            if request is None:
-                return
-            kind, begin = tell(request), time.perf_counter()
-            answer = yield request
-
-    def beyond(self, swept: Calibration, length: float) -> list[tuple[str, int, float]]:
-        """(feature, turn, mean seconds beyond the sweep's price) of at least one turn; 0 for what never came up."""
+    def beyond(self, swept: Calibration, length: float) -> list[tuple[str, str, int, float]]:
+        """(part, feature, turn, mean seconds) of at least one turn; 0 for what never came up."""
         pace = swept.pace
         while self._turn < 2:
             self.turn(max(pace))
-        rows: list[tuple[str, int, float]] = []
+        rows: list[tuple[str, str, int, float]] = []
         for turn, (after, took) in enumerate(self._turns):
-            left: Counter[str] = Counter()
-            calls: Counter[str] = Counter()
+            spent: dict[str, Counter[str]] = {part: Counter() for part in PARTS}
+            made: Counter[str] = Counter()
             around = [pace[i] for i in (after, after + 1) if i in pace]
             slower = sum(around) / len(around)
             for kind, seconds in took.items():
-                n = len(seconds)
-                left[kind.feature] += sum(seconds) / slower - n * swept.seconds(kind.part, kind.rows, kind.shape, length)
-                calls[kind.feature] += n
-            rows += [(feature, turn, left[feature] / n) for feature, n in calls.items()]
-        return rows + [(feature, 0, 0.0) for feature in FEATURES if feature not in {row[0] for row in rows}]
+                n, (inside, behind) = len(seconds), map(sum, zip(*seconds))
+                spent["host"][kind.feature] += behind / slower
+                spent["context"][kind.feature] += inside / slower - n * swept.seconds(kind.part, kind.rows, kind.shape, length)
+                made[kind.feature] += n
+            rows += [(part, feature, turn, spent[part][feature] / n) for part in PARTS for feature, n in made.items()]
+        return rows + [(part, feature, 0, 0.0) for part in PARTS for feature in FEATURES if feature not in {row[1] for row in rows}]
+
+
+def _timed(steps: Steps, calls: list[tuple[float, float]], took: dict[Kind, list[tuple[float, float]]]) -> Steps:
+    """The same steps; took[kind] gets what each call took, and what passed from then until the next request."""
+    tell, answer, kind, begin = Telling(), None, None, 0.0
+    while True:
+        try:
+            request = steps.send(answer)
+        except StopIteration:
+            request = None
+        now = time.perf_counter()
+        if kind is not None:
+            inside = calls[-1][1]
+            took.setdefault(kind, []).append((inside, now - begin - inside))
+        if request is None:
+            return
+        kind, begin = tell(request), time.perf_counter()
+        answer = yield request
+
+
+@contextmanager
+def watched(core: LoopedCore) -> Iterator[list[tuple[float, float]]]:
+    """While it lasts, (end, seconds) of every recurrence, prelude and readout is noted; on CUDA the host waits for each."""
+    noted: list[tuple[float, float]] = []
+
+    def watch(call):
+        def timed(*args, **kwargs):
+            if core.device.type == "cuda":
+                torch.cuda.synchronize(core.device)
+            begin = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                if core.device.type == "cuda":
+                    torch.cuda.synchronize(core.device)
+                end = time.perf_counter()
+                noted.append((end, end - begin))
+        return timed
+
+    for name in _CALLS:
+        object.__setattr__(core, name, watch(getattr(core, name)))
+    try:
+        yield noted
+    finally:
+        for name in _CALLS:
+            object.__delattr__(core, name)
 
 
 def shape_of(decoder: str) -> tuple[str, str]:

@@ -13,13 +13,12 @@ since timers inside a decode that is being compared would slow it.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from decoders.decoder import Decoder
+from decoders.host import watched
 from loopscope.records import Result
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from decoders.bench import BenchResult
     from loopscope.models.looped import LoopedCore
 
-_INSIDE = ("recur", "embed", "read")
 _HIT = 0.05  # a speedup this near its prediction is no miss
 
 
@@ -84,7 +82,7 @@ def kernel_shares(core: LoopedCore, decoders: Iterable[Decoder], prompt: Any, ma
     """Share of a decode's seconds that passes inside recurrences, preludes and readouts, by decoder; of one decode each."""
     shares = {}
     for decoder in decoders:
-        with _watched(core) as spent:
+        with watched(core) as spent:
             decode = decoder.generate(core, prompt, max_new_tokens, seed=seed).seconds.decode
         shares[decoder.label] = min(1.0, _after_prefill(spent, decode) / decode) if decode else 1.0
     return shares
@@ -94,36 +92,6 @@ def _after_prefill(spent: list[tuple[float, float]], decode: float) -> float:
     """Of (end, seconds) of all calls, the seconds of those that ended in the last `decode` seconds: prefill comes first."""
     last = spent[-1][0] if spent else 0.0
     return sum(seconds for end, seconds in spent if end >= last - decode)
-
-
-@contextmanager
-def _watched(core: LoopedCore) -> Iterator[list[tuple[float, float]]]:
-    """While it lasts, (end, seconds) of every recurrence, prelude and readout is noted."""
-    import torch
-
-    noted: list[tuple[float, float]] = []
-
-    def watch(call):
-        def timed(*args, **kwargs):
-            if core.device.type == "cuda":
-                torch.cuda.synchronize(core.device)
-            begin = time.perf_counter()
-            try:
-                return call(*args, **kwargs)
-            finally:
-                if core.device.type == "cuda":
-                    torch.cuda.synchronize(core.device)
-                end = time.perf_counter()
-                noted.append((end, end - begin))
-        return timed
-
-    for name in _INSIDE:
-        object.__setattr__(core, name, watch(getattr(core, name)))
-    try:
-        yield noted
-    finally:
-        for name in _INSIDE:
-            object.__delattr__(core, name)
 
 
 def sentence(table: pd.DataFrame) -> str:
@@ -140,7 +108,7 @@ def sentence(table: pd.DataFrame) -> str:
         why = {"acceptance": f"acceptance: {worst.calls_counted:.2f} block calls per token were counted where {worst.calls_predicted:.2f} "
                              "were predicted",
                "kernel": "kernel: its block calls took another time than the sweep's",
-               "host": "host: what passes between its block calls took another time than was fitted"}[worst.cause]
+               "host": "host: what passes between its block calls took another time than was measured beforehand"}[worst.cause]
         miss = worst.speedup_measured / worst.speedup_predicted - 1
         said += f" The largest miss is {worst.decoder}'s ({miss:+.0%}), mostly {why}."
     return said

@@ -150,15 +150,16 @@ def predict(decoder: Decoder, agreement: Agreement, calibration: Calibration, de
     if made is None:
         return None
     calls, committed, accepted, spent = made
-    seconds, host = spent(_Costs(calibration, calibration.seconds)), spent(_Costs(calibration, lambda *_: 0.0))
+    seconds = spent(_Costs(calibration.seconds, calibration.beyond))
+    host = spent(_Costs(lambda *_: 0.0, lambda feature: calibration.beyond(feature, ("host",))))
     return Prediction(calls / committed, seconds / committed, accepted, host / committed)
 
 
 class _Costs:
     """What one call costs in a decode: alone by the sweep, and what it takes beyond that."""
 
-    def __init__(self, calibration: Calibration, alone: Callable[..., float]) -> None:
-        self._beyond, self._alone = calibration.beyond, alone
+    def __init__(self, alone: Callable[..., float], beyond: Callable[[str], float]) -> None:
+        self._alone, self._beyond = alone, beyond
 
     def recur(self, rows: int, shape: str = "chain") -> float:
         return self._alone("recur", rows, shape) + self._beyond(shape)

@@ -17,6 +17,7 @@ import numpy as np
 from decoders.agreements import Agreements
 from decoders.autoregressive import Autoregressive
 from decoders.decoder import Decoder
+from decoders.host import PARTS
 from decoders.predict import Prediction, predict
 from decoders.replay_counts import Outcome
 
@@ -69,7 +70,6 @@ class _Redrawn:
 
     def __init__(self, calibration: Calibration, drawn: Mapping[Cell, np.ndarray], i: int) -> None:
         self._calibration, self._prices = calibration, {cell: float(values[i]) for cell, values in drawn.items()}
-        self._host = {cell[1]: seconds for cell, seconds in self._prices.items() if cell[0] == "host"}
         self._known: dict[tuple, float] = {}
 
     def seconds(self, part: str, rows: float, shape: str = "chain") -> float:
@@ -78,8 +78,8 @@ class _Redrawn:
             self._known[key] = sum(w * self._prices[cell] for cell, w in self._calibration.cells(part, rows, shape))
         return self._known[key]
 
-    def beyond(self, feature: str) -> float:
-        return self._host.get(feature, 0.0)
+    def beyond(self, feature: str, parts: Sequence[str] = PARTS) -> float:
+        return sum(self._prices[cell] for cell in self._calibration.extras.get(feature, ()) if cell[0] in parts)
 
 
 def intervals(decoders: Sequence[Decoder], found: Agreements, calibration: Calibration, depth: int, injects: bool,

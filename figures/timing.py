@@ -20,7 +20,7 @@ def draw(frame, *, model=None):
     """A panel per part of the model; lines by row shape, lower quartiles over repeats (what the plan reads), a band up to the upper."""
     style.check(frame, ("model", "part", "shape", "rows", "prefix_length", "seconds"), "timing")
     frame, model = style.choose(frame, "model", model, "timing")
-    frame = frame[frame["part"] != "host"]  # fitted on whole decodes, not timed call by call
+    frame = frame[~frame["part"].isin(("host", "context"))]  # by kind of call, not by number of rows
     parts = [p for p in PARTS if p in set(frame["part"])] + sorted(set(frame["part"]) - set(PARTS))
     lengths = sorted(frame["prefix_length"].unique())
     fig = style.figure(3.7 * len(parts) + 0.6, 4.0)

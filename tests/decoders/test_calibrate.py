@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 
 from decoders.calibrate import Calibration, calibrate
-from decoders.host import FEATURES, HostTimes
+from decoders.host import FEATURES, PARTS, HostTimes
 from decoders.replay_counts import Outcome
 from loopscope.errors import SettingError
 
@@ -17,7 +17,7 @@ def test_the_sweep_measures_every_part_at_every_row_count(random_core, family, t
     assert {("recur", "fresh", n) for n in (1, 2, 4, 16)} <= cells and ("recur", "deep", 1) in cells
     assert {("recur", "wave", n) for n in (1, 2, 4)} <= cells and ("recur", "wave", 16) not in cells  # T = 8
     assert {("prelude", "chain", 1), ("readout", "chain", 16), ("readout", "at", 2), ("recur", "tree", 16)} <= cells
-    swept, host = result.frame[result.frame.part != "host"], result.frame[result.frame.part == "host"]
+    swept, host = result.frame[~result.frame.part.isin(PARTS)], result.frame[result.frame.part == "host"]
     assert (swept.groupby(["part", "shape", "rows", "prefix_length"]).size() == 3).all() and (swept.seconds > 0).all()
     assert swept.groupby(["part", "shape", "rows"]).prefix_length.unique().map(sorted).map(list).map(lambda x: x == [10, 30]).all()
     assert set(host["shape"]) == set(FEATURES)
@@ -143,30 +143,33 @@ def test_host_time_is_what_a_call_takes_in_a_decode_beyond_its_price(random_core
     monkeypatch.setattr("decoders.host.time.perf_counter", tick)
     table = swept({(part, "chain", 8, 1): [s] for part, s in (("recur", 90.0), ("prelude", 21.0), ("readout", 50.0))})
     found = HostTimes(core, 8, 6).beyond(table, 8)
-    assert {turn for _, turn, _ in found} == {0} and len(found) == len(FEATURES)
-    ends = {"prelude": 0.0, "check": 1.0, "draft": 1.0, "round": 1.0}
-    assert {name: seconds for name, _, seconds in found} == {name: ends.get(name, 11.0) for name in FEATURES}
+    assert {turn for *_, turn, _ in found} == {0} and len(found) == 2 * len(FEATURES)
+    assert not any(name in vars(core) for name in ("recur", "embed", "read")), "the watch is taken off again"
+    context = {"prelude": 0.0, "check": 1.0, "draft": 1.0, "round": 1.0}  # with the look at the clock that each call sees
+    assert {name: seconds for part, name, _, seconds in found if part == "context"} == {name: context.get(name, 11.0) for name in FEATURES}
+    assert {seconds for part, *_, seconds in found if part == "host"} == {2.0}, "two more looks, whatever the call"
     busy = swept({cell: [s, 4 * s, 4 * s, s, s] for cell, s in table.prices.items()})  # rounds 1 and 2 at a quarter of the pace
     assert busy.pace == {0: 1, 1: 4, 2: 4, 3: 1, 4: 1} and busy.prices == table.prices
     slow_turn = HostTimes(core, 8, 6)
     slow_turn.turn()
     slow_turn.turn(after=1)
-    left = {name: seconds for name, _, seconds in slow_turn.beyond(busy, 8)}
-    assert left["chain"] == 101 / 4 - 90 and left["check"] == 51 / 4 - 50, "a turn in a slow minute is read at the minute's pace"
+    left = {(part, name): seconds for part, name, _, seconds in slow_turn.beyond(busy, 8)}
+    assert left["context", "chain"] == 101 / 4 - 90 and left["host", "check"] == 2 / 4, "a turn in a slow minute is read at its pace"
     alone = HostTimes(random_core("ouro", depth=1, n_core=1, vocab_size=48), 8, 6).beyond(table, 8)
-    assert {name for name, _, seconds in alone if seconds == 0} == set(FEATURES) - {"fresh", "prelude", "check"}
+    assert {name for part, name, _, seconds in alone if part == "host" and seconds == 0} == set(FEATURES) - {"fresh", "prelude", "check"}
 
 
 def test_host_time_is_paid_by_what_a_call_is():
     made = calls({1: 7, 4: 5}, fresh={1: 2, 4: 1}, embedded={1: 2}, read={1: 9}, checks=2, unread=3)
     seconds = {"chain": 1.0, "fresh": 10.0, "deep": 1e2, "wave": 1e3, "prelude": 1e4, "check": 1e5, "draft": 1e6, "round": 1e7}
     bare = {(part, "chain", 64, 1): [0.0] for part in ("recur", "prelude", "readout")}
-    table = swept(bare | {("host", name, 64, 1): [s] for name, s in seconds.items()})
+    table = swept(bare | {(part, name, 64, 1): [s / 2] for name, s in seconds.items() for part in PARTS})
     ends = 2 * 1e4 + 2 * 1e5 + (9 - 2 - 3) * 1e6 + 3 * 1e7
     assert table.cost(made, "AR") == (5 + 4) * 1 + (2 + 1) * 10 + ends
     assert table.cost(made, "DtV d=1 K=3 deep_kv") == (5 + 4) * 1 + 2 * 1e2 + 1 * 10 + ends
     assert table.cost(made, "WFD d=1") == 12 * 1e3 + ends
-    assert (table.beyond("draft"), swept(bare).beyond("draft"), swept(bare).cost(made, "AR")) == (1e6, 0.0, 0.0)
+    assert (table.beyond("draft"), table.beyond("draft", ("host",)), swept(bare).beyond("draft")) == (1e6, 5e5, 0)
+    assert swept(bare).cost(made, "AR") == 0
 
 
 def test_scatter_is_the_relative_quartile_range_of_the_median_cell():
