@@ -68,10 +68,10 @@ class Advice:
             return f"the plan had picked {self.picked}; {self.decoder} was {ratio}"
         if self.picked == self.top.decoder:
             return f"picked by the plan before anything was timed, and the largest mean of {others}{rivals}"
-        said = "none was clearly faster"
         if self.n < intervals.FEW:
-            said = f"over {style.count(self.n, 'prompt')}, too few to overrule it, the largest mean was another's"
-        return f"picked by the plan before anything was timed; of {others} {said} ({self.top.decoder} was {ratio})"
+            few = f"{style.count(self.n, 'prompt')} {'are' if self.n > 1 else 'is'} too few to overrule it"
+            return f"picked by the plan before anything was timed; {self.top.decoder} was {ratio}, but {few}"
+        return f"picked by the plan before anything was timed; of {others} none was clearly faster ({self.top.decoder} was {ratio})"
 
     @property
     def short(self) -> str:
@@ -81,7 +81,7 @@ class Advice:
             return f"Use plain decoding{where}: {top.decoder} reached {top.mean:.2f}x {top.interval}".rstrip()
         rests = "the plan's pick" if self.picked == self.decoder else f"the plan picked {self.picked}" if self.picked else ""
         if top.decoder != self.decoder:
-            rests += ", none clearly faster"
+            rests += ", none clearly faster" if self.n >= intervals.FEW else ", too few prompts to overrule it"
         speed = " ".join(filter(None, (f"{self.mean:.2f}x", self.interval, "AR's speed")))
         return f"Use {self.decoder}{where}: {'; '.join(filter(None, (speed, rests, self.doubt)))}"
 

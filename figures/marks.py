@@ -60,7 +60,7 @@ def few(ax: Axes, table: pd.DataFrame) -> np.ndarray:
         return np.zeros(len(table), dtype=bool)
     rough = (table["n"].to_numpy() < FEW) & np.isfinite(table["low"].to_numpy(float))
     if rough.any():
-        ax.get_figure(root=True).few = True
+        setattr(ax.get_figure(root=True), "few", True)  # figures.style.finish reads it
     return rough
 
 

@@ -34,7 +34,8 @@ def test_the_plans_pick_stands_until_another_is_clearly_faster_on_the_same_promp
 def test_too_few_prompts_overrule_nothing(bench):
     few = bench[bench["prompt"] < intervals.FEW - 1]
     found = advice.advise(ratios.per_prompt(few), PICK)
-    assert found.ratio_low > 1 and found.decoder == PICK and "over 4 prompts, too few to overrule it" in found.why
+    assert found.ratio_low > 1 and found.decoder == PICK and "4 prompts are too few to overrule it" in found.why
+    assert "none clearly faster" not in found.short
     slow = advice.advise(ratios.per_prompt(scaled(few[few["decoder"].isin(["AR", PICK])], PICK, 9)), PICK)
     assert slow.decoder == PICK and slow.doubt == "no gain shown"
 
