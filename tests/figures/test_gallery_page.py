@@ -43,3 +43,19 @@ def test_a_picture_is_drawn_from_the_shipped_run(tmp_path):
     shutil.copytree(DOCS / "gallery" / "run", tmp_path / "gallery" / "run")
     file = gallery_page.picture("settle", tmp_path)
     assert file == tmp_path / "gallery" / "settle.png" and file.stat().st_size < 60_000
+
+
+def test_a_picture_of_few_colours_keeps_those_that_mean_something(tmp_path):
+    import shutil
+
+    import numpy as np
+    from matplotlib.image import imread
+
+    from figures import style
+
+    (tmp_path / "gallery").mkdir()
+    shutil.copytree(DOCS / "gallery" / "run", tmp_path / "gallery" / "run")
+    pixels = np.unique((255 * imread(gallery_page.picture("convergence", tmp_path))[..., :3].reshape(-1, 3)).round(), axis=0)
+    for look in style.CHANNELS.values():
+        wanted = [int(look.colour[i : i + 2], 16) for i in (1, 3, 5)]
+        assert np.abs(pixels - wanted).max(1).min() <= 16, look
