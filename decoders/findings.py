@@ -108,6 +108,11 @@ class Findings:
                 self._outcomes[key] = made
         return self._outcomes.get(key)
 
+    def knows(self, decoder: Decoder) -> bool:
+        """Whether what a decoder does was worked out on all of the replayed texts already."""
+        texts = self._tables["replay"].prompts() if "replay" in self._tables else []  # type: ignore[attr-defined]
+        return bool(texts) and all((i, decoder.label) in self._outcomes for i, text in enumerate(texts) if text.lanes)
+
     def tried(self, index: int, decoder: Decoder) -> Outcome | None:
         """The same by decoding (decoders.carried.Refinements.tried), in place of what `outcome` said; without the model what is known."""
         if (drafting := self.refinements) is None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from decoders.replay_counts import Outcome
     from probes.replay import ReplayResult
 
-LABEL = "first plan"
+LABEL = "plan"
 _SHOWN = 8  # rows of a printed plan
 _NEAR = 1.25  # drafted along the text if the estimate is no slower than this many times the best that was replayed
 _REFINING = 0.35  # seconds of drafting along the texts, per second of decoding them autoregressively, both as calibrated
@@ -122,8 +122,9 @@ def plan(findings: Findings | Mapping[str, Any], calibration: Calibration, *, de
     """Rank every decoder, read policy and schedule; `plan.best` is ready to generate, `plan.evidence` says why it wins.
 
     findings: a Findings, or the probes' tables by name ("depth_lens", "prefix_channels", and if at hand "convergence" and "replay").
-    calibration: what calls cost on this machine. decoders: what to compare; default: AR and a few settings of every decoder that the
-    model can run, of which those far behind are not replayed. task, start: which rows of the tables.
+    calibration: what calls cost on this machine. decoders: what to compare; default: what the findings say they were collected for, else
+    AR and a few settings of every decoder that the model can run; of these, those far behind are not replayed. task, start: which rows
+    of the tables.
 
     Raises SettingError where the tables have no rows, what is given is something else, or findings and calibration are of models that
     differ in T or in injection.
@@ -137,8 +138,10 @@ def plan(findings: Findings | Mapping[str, Any], calibration: Calibration, *, de
     replay = tables.get("replay")
     _check_same_model(findings, tables, calibration)
     drafting: Any = findings if hasattr(findings, "outcome") else None
+    noted = list(getattr(findings, "decoders", ())) if decoders is None else []
+    known = [d for d in noted if findings.knows(d)]  # type: ignore[union-attr]
     return rank(tables, calibration, replay=replay if hasattr(replay, "prompts") else None, refinements=drafting, task=task, start=start,
-                decoders=decoders, seed=seed, screen=decoders is None)
+                decoders=decoders or noted or None, seed=seed, screen=decoders is None, certain=known)
 
 
 def rank(findings: Mapping[str, Any] | Agreements, calibration: Calibration, *, replay: ReplayResult | None = None,

@@ -1,4 +1,4 @@
-"""Which decoder to use: what the plan picked before anything was timed, unless the benchmark clearly says otherwise.
+"""Which decoder to use: what the plan picked before any decoder was timed, unless the benchmark clearly says otherwise.
 
 A page that names the plan's pick here and the fastest mean there leaves its reader with two recommendations. There is one: the pick
 stands as long as no decoder was clearly faster on the same prompts (the 95 % interval of the paired ratio excludes 1, over enough
@@ -67,11 +67,11 @@ class Advice:
         if self.decoder != self.picked:
             return f"the plan had picked {self.picked}; {self.decoder} was {ratio}"
         if self.picked == self.top.decoder:
-            return f"picked by the plan before anything was timed, and the largest mean of {others}{rivals}"
+            return f"picked by the plan before any decoder was timed, and the largest mean of {others}{rivals}"
         if self.n < intervals.FEW:
             few = f"{style.count(self.n, 'prompt')} {'are' if self.n > 1 else 'is'} too few to overrule it"
-            return f"picked by the plan before anything was timed; {self.top.decoder} was {ratio}, but {few}"
-        return f"picked by the plan before anything was timed; of {others} none was clearly faster ({self.top.decoder} was {ratio})"
+            return f"picked by the plan before any decoder was timed; {self.top.decoder} was {ratio}, but {few}"
+        return f"picked by the plan before any decoder was timed; of {others} none was clearly faster ({self.top.decoder} was {ratio})"
 
     @property
     def short(self) -> str:

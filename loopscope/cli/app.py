@@ -60,7 +60,7 @@ def report(
     with plain decoding).
 
     The folder holds report.html (open it in a browser; it needs no network), manifest.json, tables/*.parquet and figures/*;
-    predictions/* are what the plan promised before anything was timed, findings/* what each plan was made of (docs/tables.md).
+    predictions/* are what the plan promised before any decoder was timed, findings/* what each plan was made of (docs/tables.md).
     It appears under its name only when it is complete; Ctrl-C leaves nothing behind.
     """
     from loopscope.cli.report import write_run

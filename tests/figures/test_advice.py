@@ -27,7 +27,7 @@ def test_the_plans_pick_stands_until_another_is_clearly_faster_on_the_same_promp
     stands = advice.advise(ratios.per_prompt(near), PICK)
     assert stands.decoder == PICK and stands.top.decoder == OTHER and stands.ratio_low <= 1 < stands.ratio
     assert "of the 5 decoders timed beside AR none was clearly faster" in stands.why
-    assert "picked by the plan before anything was timed, and the largest mean" in advice.advise(ratios.per_prompt(bench), OTHER).why
+    assert "picked by the plan before any decoder was timed, and the largest mean" in advice.advise(ratios.per_prompt(bench), OTHER).why
     assert advice.advise(ratios.per_prompt(bench), "never timed").picked == ""
 
 

@@ -10,7 +10,7 @@ def test_what_was_left_out_stands_beside_the_plan_and_the_plan_is_called_one(syn
     facts = {"predictions": {"tiny-huginn, maths": {"written": "early", "files": {"a": "b" * 64}}},
              "planned_from": {"tiny-huginn, maths": "findings/tiny-huginn_maths"}}
     page = write_report(tmp_path, {"plan": synthetic.plan(tasks=("maths",))}, facts, findings).read_text()
-    plan = page.rindex("Planned, on maths prompts, before anything was timed: The plan is WFD.")
+    plan = page.rindex("Planned, on maths prompts, before any decoder was timed: The plan is WFD.")
     left_out = page.index("X is left out: too new.")
     assert page.index('id="ideas"') < plan < left_out < page.index('id="exact"') and page.count("X is left out: too new.") == 1
     assert plan < page.index("<code>findings/tiny-huginn_maths</code>") < page.index('id="exact"')
