@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 ROWS = (1, 2, 4, 8, 16, 32)
 _TRIES = 6
-_HOST_TOKENS = 24
+_HOST_TOKENS = 16
 _QUIET = 0.25  # of a cell's rounds, the quantile that is its price
 _HOST_SHARE = 0.4  # of the seconds asked for
 
