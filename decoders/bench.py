@@ -23,6 +23,7 @@ from decoders.bench_journal import Group, Journal, facts_of
 from decoders.decoder import Decoder
 from decoders.draft_depths import acceptance_by_depth
 from decoders.generation import APPROXIMATE, LOSSLESS, LOSSY, Generation
+from decoders.repeats import at_one_pace, together
 from loopscope.errors import SettingError
 from loopscope.records import Result
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
+    from decoders.metronome import Metronome
     from decoders.sampling import Sampling
 
 SPEEDUPS = ("ratio_of_mean_throughputs", "total_tokens_over_total_time", "mean_of_prompt_ratios", "decode_only")
@@ -62,7 +64,8 @@ class BenchResult(Result):
     columns = ("model", "task", "prompt", "repeat", "order", "decoder", "lossless", "tokens", "prefill_seconds", "decode_seconds",
                "recur_calls", "prelude_calls", "readout_calls", "rows", "proposed", "accepted", "token_mismatches", "repetition_rate")
     # Later columns, which older tables lack. runs: verifications with at least one draft (waves: runs between corrections).
-    later_columns = ("runs", "fidelity", "sampling", "reference", "reference_mismatches")
+    # beat: seconds of the metronome around the decode, if there was one.
+    later_columns = ("runs", "fidelity", "sampling", "reference", "reference_mismatches", "beat")
 
     def save(self, folder):
         """Write FOLDER/bench.parquet and, where there are drafts, acceptance.parquet and acceptance_by_depth.parquet."""
@@ -99,7 +102,7 @@ class BenchResult(Result):
 def bench(model, prompts: Iterable[Any], decoders: Sequence[Decoder], task: str = "", max_new_tokens: int = 64, repeats: int = 1,
           seed: int = 0, *, depth: int | None = None, start_state=None, stop: Sequence[str] = (), sampling: Sampling | None = None,
           warmup_tokens: int = 12, model_name: str | None = None, journal: Journal | None = None, only: Container[int] | None = None,
-          progress: Callable[[int, int, str], None] | None = None) -> BenchResult:
+          metronome: Metronome | None = None, progress: Callable[[int, int, str], None] | None = None) -> BenchResult:
     """Run every decoder on every prompt `repeats` times.
 
     AR is added if it is not among `decoders`, and so is the reference of each that is not lossless. sampling: None (greedy) or a
@@ -107,8 +110,9 @@ def bench(model, prompts: Iterable[Any], decoders: Sequence[Decoder], task: str 
     the tokens differ from AR's (a difference in length counts too), reference_mismatches those where they differ from the
     reference's; repetition_rate is the share of 4-grams of the output that occurred before in it, since text that repeats itself
     is easy to draft. journal: an open Journal, which keeps every prompt as soon as it is decoded; those it holds already are not decoded
-    again. only: decode these prompts (by index; default: all), as one of several processes that share a benchmark does. progress:
-    called with (decodes done, decodes planned, label).
+    again. metronome: time it before and after every decode; seconds are then told at its median pace. only: decode these prompts (by
+    index; default: all), as one of several processes that share a benchmark does. progress: called with (decodes done, decodes planned,
+    label).
     Raises what `generate` raises, SettingError for no prompts, no repeats, two decoders of one label or sampling by rejection, and
     RunFolderError for a journal that was begun otherwise.
     """
@@ -132,7 +136,7 @@ def bench(model, prompts: Iterable[Any], decoders: Sequence[Decoder], task: str 
     if journal is not None:
         journal.begin(facts_of(core, prompts=prompts, decoders=decoders, model=name, task=task, depth=core.check_depth(depth), seed=seed,
                                start_state=start_state, max_new_tokens=max_new_tokens, repeats=repeats, stop=list(stop),
-                               sampling=repr(sampling), warmup_tokens=warmup_tokens))
+                               sampling=repr(sampling), warmup_tokens=warmup_tokens, metronome=metronome is not None))
     turns = [turn for turn in range(repeats * len(prompts)) if only is None or turn % len(prompts) in only]
     total, groups = len(turns) * len(decoders), []
     if len(turns) > (0 if journal is None else len(journal.groups)):
@@ -144,10 +148,10 @@ def bench(model, prompts: Iterable[Any], decoders: Sequence[Decoder], task: str 
             repeat, index = divmod(turn, len(prompts))
             group = None if journal is None else journal.groups.get((index, repeat))
             if group is None:
-                outcomes: dict[str, tuple[int, Generation]] = {}
+                outcomes: dict[str, tuple[int, Generation, float]] = {}
                 for order in range(len(decoders)):
                     d = decoders[(order + turn) % len(decoders)]
-                    outcomes[d.label] = order, _timed(d, core, prompts[index], max_new_tokens, stop, options)
+                    outcomes[d.label] = order, *_timed(d, core, prompts[index], max_new_tokens, stop, options, metronome)
                     if progress is not None:
                         progress(number * len(decoders) + order + 1, total, d.label)
                 group = _group((name, task, index), repeat, decoders, outcomes, first.get(index), _words(sampling))
@@ -168,18 +172,18 @@ def bench(model, prompts: Iterable[Any], decoders: Sequence[Decoder], task: str 
                        AcceptanceByDepthResult(table(AcceptanceByDepthResult, "depths"), meta))
 
 
-def _group(which: tuple[str, str, int], repeat: int, decoders: Sequence[Decoder], outcomes: dict[str, tuple[int, Generation]],
+def _group(which: tuple[str, str, int], repeat: int, decoders: Sequence[Decoder], outcomes: dict[str, tuple[int, Generation, float]],
            expected: dict[str, list[int]] | None, sampling: str) -> Group:
     """The rows of one prompt and repeat. which: model, task and prompt; expected: every decoder's tokens in the first repeat."""
-    expected = {label: g.tokens for label, (_, g) in outcomes.items()} if expected is None else expected
+    expected = {label: g.tokens for label, (_, g, _) in outcomes.items()} if expected is None else expected
     group = Group(which[2], repeat)
     for d in decoders:
-        order, g = outcomes[d.label]
+        order, g, beat = outcomes[d.label]
         reference = reference_of(d).label
         off = [mismatches(g.tokens, expected[other]) for other in ("AR", reference)]
         group.rows.append((*which, repeat, order, d.label, g.lossless, len(g.tokens), g.seconds.prefill, g.seconds.decode, *g.calls, g.rows,
                            g.proposed, g.accepted, off[0], repetition_rate(g.tokens), len(g.accept_lengths), g.fidelity, sampling,
-                           reference, off[1]))
+                           reference, off[1], beat))
         if repeat == 0:
             group.tokens[d.label] = g.tokens
             group.places += [(*which, d.label, *place) for place in g.acceptance_by_position() if place[1]]
@@ -235,23 +239,25 @@ def _nothing_old_to_collect() -> Iterator[None]:
             gc.unfreeze()
 
 
-def _timed(decoder: Decoder, core, prompt, max_new_tokens: int, stop: Sequence[str], options: dict) -> Generation:
-    """One decode with the garbage collector held back: its pauses belong to no decoder."""
+def _timed(decoder: Decoder, core, prompt, max_new_tokens: int, stop: Sequence[str], options: dict,
+           metronome: Metronome | None) -> tuple[Generation, float]:
+    """One decode with the garbage collector held back, whose pauses belong to no decoder, and the beat around it (nan without one)."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()
     try:
-        return decoder.generate(core, prompt, max_new_tokens=max_new_tokens, stop=stop, **options)
+        before = float("nan") if metronome is None else metronome()
+        got = decoder.generate(core, prompt, max_new_tokens=max_new_tokens, stop=stop, **options)
+        return got, before if metronome is None else (before + metronome()) / 2
     finally:
         if enabled:
             gc.enable()
 
 
 def _per_prompt(frame: pd.DataFrame) -> pd.DataFrame:
-    """Numbers by decoder and prompt. Repeats of a prompt are one observation: they do the very same work, so that what differs between
-    them is the machine's, which only ever adds to a time; the fastest counts, prefill, decode and whole each by itself."""
-    timed = frame.assign(seconds=frame.prefill_seconds + frame.decode_seconds)
-    return timed.groupby(["decoder", "prompt"]).min(numeric_only=True)
+    """Numbers by decoder and prompt; repeats of a prompt are one observation (decoders/repeats.py)."""
+    timed = at_one_pace(frame)
+    return together(timed.assign(seconds=timed.prefill_seconds + timed.decode_seconds), ["decoder", "prompt"])
 
 
 def _samples(prompts: int, resamples: int, seed: int) -> np.ndarray | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from decoders.bench import fidelity
+from decoders.repeats import at_one_pace, together
 from interventions.effects import beyond_noise, bootstrap_mean
 from loopscope.errors import SettingError
 
@@ -232,13 +233,13 @@ def _bench(tables: Tables) -> pd.DataFrame | None:
 
 
 def _rates(bench: pd.DataFrame | None) -> pd.DataFrame | None:
-    """Calls and seconds per token by decoder and prompt (the fastest repeat); texts that ended at their first token are left out."""
+    """Calls and seconds per token by decoder and prompt (decoders/repeats.py); texts that ended at their first token are left out."""
     if bench is None:
         return None
-    bench = bench[bench["recur_calls"] > 0]
+    bench = at_one_pace(bench[bench["recur_calls"] > 0])
     later = (bench["tokens"] - 1).clip(lower=1)
     rates = bench.assign(seconds_per_token=bench["decode_seconds"] / later, calls_per_token=bench["recur_calls"] / later)
-    return rates.groupby(["decoder", "prompt"], observed=True)[["seconds_per_token", "calls_per_token"]].min()
+    return together(rates, ["decoder", "prompt"], ["seconds_per_token", "calls_per_token"])
 
 
 def _of_family(bench: pd.DataFrame, family: str) -> list[str]:

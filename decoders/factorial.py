@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from decoders.bench import bench
 from decoders.das_wave import DASWave
+from decoders.repeats import together
 from loopscope.errors import SettingError
 from loopscope.records import Result
 
@@ -147,10 +148,10 @@ def _measured(frame: pd.DataFrame, resamples: int, seed: int):
     """(cells, measure -> [cells], measure -> [resamples, cells] or None for one prompt)."""
     import numpy as np
 
-    # Repeats of one prompt are one observation of it, the fastest: they do the same work, and interruptions only add time.
+    # Repeats of one prompt are one observation of it (decoders/repeats.py).
     counted = ["tokens", "verifications", "accepted", "committed", "recur_calls", "decode_seconds", "ar_recur_calls", "ar_decode_seconds"]
     typed = frame.astype({s: bool for s in SWITCHES})
-    per_prompt = typed.groupby([*SWITCHES, "prompt"])[counted].min()
+    per_prompt = together(typed, [*SWITCHES, "prompt"], counted)
     keys = sorted(set(per_prompt.index.droplevel("prompt")))
     prompts = sorted(frame.prompt.unique())
     if len(per_prompt) != len(keys) * len(prompts):

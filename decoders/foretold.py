@@ -90,5 +90,7 @@ def sentence(outcome: pd.DataFrame) -> str:
     if len(rest):
         off = (rest.calls_predicted / rest.calls_counted - 1).abs()
         worst = rest.loc[off.idxmax()]
-        said.append(f"Of the {len(rest)} it only estimates, {worst.decoder} is furthest off, by {off.max():.1%} of its calls.")
+        which = f"Of the {len(rest)} it only estimates, {worst.decoder} is furthest off, by" if len(rest) > 1 else (
+            f"Its one estimate, {worst.decoder}, is off by")
+        said.append(f"{which} {off.max():.1%} of its calls.")
     return " ".join(said)

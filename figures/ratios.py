@@ -19,21 +19,24 @@ def has_pairs(bench) -> bool:
 
 
 def per_prompt(bench):
-    """One row per model, task, prompt and decoder: seconds and calls per token (the fastest repeat) and their ratios to AR.
+    """One row per model, task, prompt and decoder: seconds and calls per token and their ratios to AR.
 
-    Columns time_speedup and call_speedup; a prompt that AR did not decode has no ratio and is left out. Raises SettingError
-    without AR rows.
+    Repeats are one observation (decoders/repeats.py). Columns time_speedup and call_speedup; a prompt that AR did not decode has no ratio
+    and is left out. Raises SettingError without AR rows.
     """
+    from decoders.repeats import at_one_pace, together
+
     style.check(bench, COLUMNS, "bench")
     if not (bench["decoder"] == "AR").any():
         held = ", ".join(style.decoders_in_order(bench["decoder"]))
         raise SettingError(f"a speedup is a ratio to AR, and the bench table has no AR rows; it holds {held}")
     keys = ["model", "task", "prompt"]
     # The first token comes from the prefill, which is not timed here; one token alone leaves nothing to divide by.
+    bench = at_one_pace(bench)
     decoded = (bench["tokens"] - 1).clip(lower=1)
     rates = bench.assign(seconds_per_token=bench["decode_seconds"] / decoded, calls_per_token=bench["recur_calls"] / decoded)
     rates = rates[bench["recur_calls"] > 0]
-    cells = rates.groupby([*keys, "decoder"], observed=True)[["seconds_per_token", "calls_per_token"]].min().reset_index()
+    cells = together(rates, [*keys, "decoder"], ["seconds_per_token", "calls_per_token"]).reset_index()
     cells = cells.assign(fidelity=cells["decoder"].map(fidelities(bench)))
     base = cells[cells["decoder"] == "AR"].set_index(keys)[["seconds_per_token", "calls_per_token"]].add_suffix("_ar")
     joined = cells.join(base, on=keys).dropna(subset=["seconds_per_token_ar"])

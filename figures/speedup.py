@@ -35,7 +35,6 @@ def draw(frame, *, model=None, published=False):
             theirs |= {h.get_label(): h for h in papers.on_speedup(axes[row, 0], ranked, task)}
     equal = ratios.equality(frame)
     words = same_tokens(equal)
-    repeats = int(frame["repeat"].nunique())
     return style.finish(
         fig,
         f"{model}: how much faster than plain decoding",
@@ -43,7 +42,7 @@ def draw(frame, *, model=None, published=False):
             pairs,
             None,
             "whiskers",
-            f"Bars: mean of per-prompt ratios, {f'the fastest of {repeats} repeats' if repeats > 1 else 'one decode each'}, prefill left "
+            f"Bars: mean of per-prompt ratios, {repeats_of(frame)}, prefill left "
             f"out; dots: prompts. {words}"
             + f" {papers.CAPTION}, prefill counted ({papers.NEAREST})." * bool(theirs),
         ),
@@ -51,6 +50,16 @@ def draw(frame, *, model=None, published=False):
         [*style.not_lossless_handles(pairs["decoder"].unique()), *theirs.values()],
         3 if theirs else 2,
     )
+
+
+def repeats_of(frame):
+    """How the repeats of a decode were put together, in words."""
+    from decoders.repeats import has_beat
+
+    repeats = int(frame["repeat"].nunique())
+    if repeats == 1:
+        return "one decode each"
+    return f"the median of {repeats} repeats at one pace" if has_beat(frame) else f"the fastest of {repeats} repeats"
 
 
 def panel(ax, part, ranked, measure="time_speedup", dots=True, room=1.42):

@@ -265,7 +265,7 @@ def grid(models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]..."
          task: Annotated[list[str] | None, typer.Option(help="Built-in prompts: maths or code; may be repeated. Default: both.")] = None,
          prompts: Count = 4,
          max_new_tokens: Annotated[int, typer.Option(help="New tokens per prompt.")] = 48,
-         repeats: Annotated[int, typer.Option(min=1, help="Times each prompt is decoded; the fastest counts.")] = 5,
+         repeats: Annotated[int, typer.Option(min=1, help="Times each prompt is decoded; the median counts.")] = 4,
          calibrate_seconds: Annotated[float, typer.Option(help="How long to time block calls, per model.")] = 20.0,
          fresh: Annotated[bool, typer.Option("--fresh", help="Throw away what an interrupted run left for this --out.")] = False,
          seed: Seed = 0, threads: Threads = 1) -> None:

@@ -117,11 +117,13 @@ class _Partial:
         """All schedules on these prompts; prompts that an interrupted run finished are not decoded again."""
         from decoders.bench import bench
         from decoders.bench_journal import Journal
+        from decoders.metronome import Metronome
 
         with Journal(self.folder / f"{_file(core)}_{task}") as journal:
             try:
                 return bench(core, prompts, expected.decoders, task, self.settings["max_new_tokens"], self.settings["repeats"],
-                             self.settings["seed"], model_name=core.source, journal=journal, progress=advance)
+                             self.settings["seed"], model_name=core.source, journal=journal,
+                             metronome=Metronome(core), progress=advance)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(f"interrupted; predictions and finished prompts are kept in {self.folder}: the same command goes "
                                         "on from there, --fresh starts anew") from None

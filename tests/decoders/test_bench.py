@@ -3,7 +3,18 @@ import pandas as pd
 import pytest
 
 from decoders import Autoregressive, DASWave, DraftThenVerify, Sampling, Wavefront
-from decoders.bench import HEADLINE, SPEEDUPS, BenchResult, bench, mismatches, reference_of, repetition_rate, with_references
+from decoders.bench import (
+    HEADLINE,
+    SPEEDUPS,
+    BenchResult,
+    bench,
+    mismatches,
+    reference_of,
+    repetition_rate,
+    with_references,
+)
+from decoders.metronome import Metronome
+from decoders.repeats import at_one_pace, has_beat
 from loopscope.errors import PromptError, SettingError
 
 PROMPTS = [[1, 2, 3], [9, 8, 7, 6], [5, 5, 5]]
@@ -77,6 +88,43 @@ def test_of_repeats_that_do_the_same_work_the_fastest_counts():
     fast = BenchResult(pd.concat(frames)).summary().set_index("decoder").loc["fast"]
     assert fast.decode_only == fast[HEADLINE] == pytest.approx(3) and fast.seconds_per_token == pytest.approx(3 / 9)
     assert fast.total_tokens_over_total_time == pytest.approx(10 / 4)
+
+
+def test_beside_a_metronome_seconds_are_told_at_one_pace():
+    """Each decode took what it takes at a pace of 1 times its beat; the median of the repeats counts, not the fastest."""
+    rows = [(d, repeat, work * beat, beat) for d, work in (("AR", 9.0), ("fast", 3.0))
+            for repeat, beat in enumerate((1.0, 2.0, 4.0) if d == "AR" else (2.0, 0.5, 2.0))]
+    frames = [made_up([(0, d, 10, beat, seconds)]).frame.assign(repeat=repeat, beat=beat) for d, repeat, seconds, beat in rows]
+    table = pd.concat(frames)
+    fast = BenchResult(table).summary().set_index("decoder").loc["fast"]
+    assert fast.decode_only == fast[HEADLINE] == pytest.approx(3)
+    assert fast.seconds_per_token == pytest.approx(2 * 3 / 9), "the median beat is 2"
+    assert fast.total_tokens_over_total_time == pytest.approx((2 * 9 + 2) / (2 * 3 + 2))
+    uneven = pd.concat([table[table.decoder == "AR"], *(frame.assign(decode_seconds=frame.decode_seconds * more)
+                                                        for frame, more in zip(frames[3:], (1.0, 5.0, 1.5)))])
+    assert BenchResult(uneven).summary().set_index("decoder").loc["fast"].decode_only == pytest.approx(3 / 1.5)
+    partly = table.assign(beat=table.beat.where(table.repeat > 0))
+    assert not has_beat(partly) and at_one_pace(partly) is partly, "a table of which some rows have no beat is read as it is"
+
+
+def test_a_bench_notes_the_beat_around_every_decode(random_core):
+    beats = iter(float(i) for i in range(1000))
+    core = random_core("ouro", gain=0.2, depth=3)
+    frame = bench(core, PROMPTS[:2], [Wavefront(1)], max_new_tokens=4, metronome=lambda: next(beats)).frame
+    assert sorted(frame.beat) == [0.5, 2.5, 4.5, 6.5] and frame.sort_values(["prompt", "order"]).beat.is_monotonic_increasing
+    assert bench(core, PROMPTS[:1], [Wavefront(1)], max_new_tokens=4).frame.beat.isna().all()
+
+
+def test_a_metronome_runs_the_same_calls_at_every_beat(random_core, monkeypatch):
+    core = random_core("huginn", depth=5, context=32)
+    recur, calls = type(core).recur, []
+    monkeypatch.setattr(type(core), "recur", lambda self, *args, **named: (calls.append(args[2]), recur(self, *args, **named))[1])
+    short, long = Metronome(core, 1e-9), Metronome(core, 0.2)
+    assert short.tokens == 1 < long.tokens
+    for metronome in (short, long):
+        calls.clear()
+        assert metronome() > 0
+        assert [rows.depth for rows in calls] == [1, 2, 3, 4, 5] * metronome.tokens and {rows.start for rows in calls} == {31}
 
 
 def test_intervals_pair_prompts_and_vanish_where_all_agree():
