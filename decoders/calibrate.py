@@ -71,7 +71,7 @@ class Calibration(Result):
     def _read(self) -> dict[tuple, tuple[tuple[Cell, float], ...]]:
         return {}
 
-    @property
+    @cached_property
     def length(self) -> float:
         """The prefix length that is meant where none is given: the middle of those measured."""
         lengths = {length for part, _, length, _ in self.prices if part == "recur"} or {1}

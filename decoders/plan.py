@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 LABEL = "plan"
 _SHOWN = 8  # rows of a printed plan
 _NEAR = 1.25  # drafted along the text if the estimate is no slower than this many times the best that was replayed
-_REFINING = 0.35  # seconds of drafting along the texts, per second of decoding them autoregressively, both as calibrated
+_REFINING = 0.25  # seconds of drafting along the texts, per second of decoding them autoregressively, both as calibrated
 
 
 class Drafting(Protocol):
@@ -153,7 +153,7 @@ def rank(findings: Mapping[str, Any] | Agreements, calibration: Calibration, *, 
     replay: text at every depth (decoders.replay.replay); decoders it covers are predicted from it, prompt by prompt.
     refinements: drafts along the same texts (decoders.carried.Refinements), which do the same for DAS-Wave and deep reads, and decode
     with a LoopSpec whose cap binds. screen: make them only for schedules whose estimate is near the best, and not for longer than about
-    a third of what decoding the texts takes; default: for all. certain: those of `decoders` that are drafted whatever their estimate.
+    a quarter of what decoding the texts takes; default: for all. certain: those of `decoders` that are drafted whatever their estimate.
 
     findings: the tables "depth_lens" and "prefix_channels" (results or frames; the second may be missing), of which
     `task` and `start` choose rows, and "convergence" if the evidence is to name it. calibration: what calls cost on this machine. depth

@@ -79,7 +79,10 @@ class _Redrawn:
         return self._known[key]
 
     def beyond(self, feature: str, parts: Sequence[str] = PARTS) -> float:
-        return sum(self._prices[cell] for cell in self._calibration.extras.get(feature, ()) if cell[0] in parts)
+        key = feature, parts
+        if key not in self._known:
+            self._known[key] = sum(self._prices[cell] for cell in self._calibration.extras.get(feature, ()) if cell[0] in parts)
+        return self._known[key]
 
 
 def intervals(decoders: Sequence[Decoder], found: Agreements, calibration: Calibration, depth: int, injects: bool,
