@@ -46,14 +46,14 @@ class Size:
 
 
 FULL = Size()
-QUICK = Size(probe_prompts=6, grid_prompts=3, new_tokens=32, max_positions=24, bench_prompts=4, bench_tokens=40, repeats=1, trace_tokens=24,
-             calibrate_seconds=4.0, hop_anchors=4, factorial_prompts=3, factorial_tokens=24)
+QUICK = Size(probe_prompts=5, grid_prompts=2, new_tokens=32, max_positions=20, bench_prompts=4, bench_tokens=32, repeats=1,
+             trace_tokens=24, calibrate_seconds=4.0, factorial_prompts=2, factorial_tokens=16, hop_anchors=4)
 # Seconds of each stage at full size, for the time left: processor seconds of a run on the shipped models, (T = 4, T = 16), mean of both
 # tasks. What counts is their proportion: the time left is scaled by what was spent.
 _WEIGHTS = {"calibrate": (4.9, 11.2), "continue": (2.7, 8.9), "convergence": (0.8, 2.1), "depth lens": (0.35, 1.5),
             "prefix channels": (6.7, 19.8), "candidates": (0.4, 1.2), "depth grid": (1.5, 4.7), "replay": (0.5, 1.6), "hops": (1.7, 3.6),
             "plan": (7.8, 11.0), "benchmark": (45.0, 85.0), "factorial": (15.4, 22.5), "schedules": (1.0, 2.1)}
-_FIGURES, _QUICK_SHARE = 50.0, 0.28  # seconds of drawing per model, on one core; of everything else at --quick
+_FIGURES, _QUICK_SHARE = 50.0, 0.24  # seconds of drawing per model, on one core; of everything else at --quick
 
 
 def write_run(names: Sequence[str], out: str | Path, *, quick: bool, seed: int, threads: int, published: bool = False) -> str:
