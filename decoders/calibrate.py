@@ -259,6 +259,9 @@ def calibrate(model, *, prefix_length: int | Sequence[int] = 128, rows: Sequence
     wanted = [prefix_length // 2, prefix_length + prefix_length // 2] if isinstance(prefix_length, int) else list(prefix_length)
     if not rows or min(rows) < 1 or repeats < 1 or not wanted or (prefix_length if isinstance(prefix_length, int) else min(wanted)) < 1:
         raise SettingError(f"rows, prefix_length and repeats must be at least 1, got {list(rows)}, {prefix_length}, {repeats}")
+    if min(rows) >= core.config.context:
+        raise SettingError(f"a context of {core.config.context} positions has no room for {min(rows)} rows behind a "
+                           "prefix of 1: give fewer rows")
     lengths = sorted({max(1, min(n, core.config.context - max(rows))) for n in wanted})
     cells = {}
     for length in lengths:
@@ -328,9 +331,10 @@ def _cells(core: LoopedCore, prefix: int, rows: Sequence[int], seed: int) -> dic
             tree = _tree(prefix, n, depth, prefix + width)
             cells["recur", "tree", n] = lambda n=n, tree=tree: core.recur(state[:, :n], x[:, :n], tree, cache)
     deep = ReadPolicy.named("deep_kv", depth)
-    if depth > 1:
-        cells["recur", "deep", 1] = lambda: core.recur(state[:, :1], x[:, :1], Draft(prefix, prefix + 1, 1), cache, deep)
-    if ("recur", "wave", 2) in cells:
+    if depth > 1 and not core.why_not_lossless:  # where depths share their K/V there is no deeper one to read
+        draft = Draft(prefix, prefix + (width > 1), 1)
+        cells["recur", "deep", 1] = lambda: core.recur(state[:, :1], x[:, :1], draft, cache, deep)
+    if ("recur", "wave", 2) in cells and ("recur", "fresh", 1) in cells:
         cells["recur", "wave", 1] = cells["recur", "fresh", 1]
     return cells
 

@@ -76,7 +76,7 @@ class HostTimes:
         self.core, self.new_tokens, self.seed, self.seconds, self._turn = core, new_tokens, seed, 0.0, 0
         self.prompt = torch.randint(0, core.config.vocab_size, (prefix_length,), generator=draw).tolist()
         self.decoders: list[Decoder] = [Autoregressive()]
-        if core.config.depth > 1:
+        if core.config.depth > 1 and not core.why_not_lossless:
             self.decoders += [Wavefront(1), Wavefront(1, redraft=1), DraftThenVerify(1, 8), DraftThenVerify(1, 4, "deep_kv"), DASWave(6, 1)]
         # The round of the sweep before it, and by kind of call the seconds inside and behind each.
         self._turns: list[tuple[int, dict[Kind, list[tuple[float, float]]]]] = []

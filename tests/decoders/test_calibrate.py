@@ -56,6 +56,26 @@ def test_a_short_context_shortens_the_prefix(random_core):
         calibrate(random_core("ouro"), prefix_length=0)
 
 
+@pytest.mark.parametrize("rows, context", [((1,), 30), ((2, 4), 30), ((3, 1), 3)])
+def test_any_choice_of_rows_is_swept(random_core, rows, context):
+    """Without a single row there is no wave of one; a deeper read on one row needs no second position in the cache."""
+    made = calibrate(random_core("ouro", context=context, depth=3, n_core=1), prefix_length=2, rows=rows, repeats=1, host=False)
+    assert set(made.frame.query("shape == 'chain'")["rows"]) == {n for n in rows if n < context} and made.has("recur", "deep")
+    assert (("recur", "wave") in {(p, s) for p, s, _, n in made.prices if n == 1}) is False
+
+
+def test_a_context_without_room_for_the_fewest_rows_is_refused(random_core):
+    with pytest.raises(SettingError, match="a context of 2 positions has no room for 2 rows behind a prefix of 1"):
+        calibrate(random_core("ouro", context=2, n_core=1), rows=(2, 4))
+
+
+def test_a_model_whose_depths_share_their_keys_and_values_is_timed_without_deeper_reads(random_core):
+    made = calibrate(random_core("dory", kv_slots=1, depth=3), prefix_length=8, rows=(1, 2), repeats=1, seconds=0.1)
+    assert not made.has("recur", "deep") and made.has("recur", "fresh")
+    timed = made.frame[(made.frame.part == "host") & (made.frame.seconds != 0)]
+    assert set(timed["shape"]) == {"fresh", "chain", "prelude", "check"}, "only plain decoding runs on it"
+
+
 def swept(cells: dict[tuple[str, str, int, int], list[float]]) -> Calibration:
     """(part, shape, prefix length, rows) -> the seconds of every round."""
     rows = [("m", part, shape, n, length, s, i) for (part, shape, length, n), seconds in cells.items() for i, s in enumerate(seconds)]
