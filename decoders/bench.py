@@ -64,7 +64,7 @@ class BenchResult(Result):
     columns = ("model", "task", "prompt", "repeat", "order", "decoder", "lossless", "tokens", "prefill_seconds", "decode_seconds",
                "recur_calls", "prelude_calls", "readout_calls", "rows", "proposed", "accepted", "token_mismatches", "repetition_rate")
     # Later columns, which older tables lack. runs: verifications with at least one draft (waves: runs between corrections).
-    # beat: seconds of the metronome around the decode, if there was one.
+    # beat: seconds of the metronome (decoders/metronome.py) around the decode, if there was one.
     later_columns = ("runs", "fidelity", "sampling", "reference", "reference_mismatches", "beat")
 
     def save(self, folder):

@@ -20,9 +20,10 @@ _PREFIX = 64  # positions that its row attends to, where the context has room
 
 
 class Metronome:
-    """Calling it runs T recurrences of one row behind a short prefix, as often as fits into about `seconds`, and gives the seconds taken.
+    """Calling it runs T recurrences of one row behind a short prefix, as often as fits into about `seconds`; gives the mean seconds of T.
 
-    The number of recurrences is settled once, so that all beats of one metronome are alike.
+    How often is settled once, at the pace of that moment: a run that goes on later may settle on another number, so beats do not depend
+    on it.
     """
 
     @torch.inference_mode()
@@ -31,7 +32,8 @@ class Metronome:
         draw = torch.Generator().manual_seed(seed)
         tokens = torch.randint(0, core.config.vocab_size, (1, prefix + 1), generator=draw).to(core.device)
         self.core, self._cache = core, core.make_cache(prefix + 1, depth)
-        core(tokens[:, :prefix], cache=self._cache)
+        if prefix:
+            core(tokens[:, :prefix], cache=self._cache)
         row = Chain(prefix, 1)
         self._x = core.embed(tokens[:, prefix:], row, self._cache)
         self._state = core.start(self._x, row)
@@ -48,7 +50,7 @@ class Metronome:
             for rows in self._rows:
                 self.core.recur(self._state, self._x, rows, self._cache)
         self._wait()
-        return time.perf_counter() - begin
+        return (time.perf_counter() - begin) / self.tokens
 
     def _wait(self) -> None:
         if self.core.device.type == "cuda":

@@ -21,10 +21,11 @@ def has_beat(frame: pd.DataFrame) -> bool:
 
 
 def at_one_pace(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows with their seconds at the metronome's median pace; as they are where there was none."""
+    """The rows with their seconds at the metronome's median pace, that of each model; as they are where there was none."""
     if not has_beat(frame):
         return frame
-    pace = frame["beat"] / frame["beat"].median()
+    usual = frame.groupby("model")["beat"].transform("median") if "model" in frame else frame["beat"].median()
+    pace = frame["beat"] / usual
     return frame.assign(**{name: frame[name] / pace for name in _SECONDS if name in frame})
 
 

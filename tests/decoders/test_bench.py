@@ -127,6 +127,23 @@ def test_a_metronome_runs_the_same_calls_at_every_beat(random_core, monkeypatch)
         assert [rows.depth for rows in calls] == [1, 2, 3, 4, 5] * metronome.tokens and {rows.start for rows in calls} == {31}
 
 
+def test_beats_tell_the_pace_and_not_how_many_calls_they_are_of(random_core, monkeypatch):
+    """A clock that the calls themselves move on: 1 s each. Two metronomes of one model, as before and after an interruption, agree."""
+    core, clock = random_core("ouro", depth=3, n_core=1, context=1), [0.0]
+    recur = type(core).recur
+    monkeypatch.setattr(type(core), "recur", lambda self, *args, **named: (clock.append(clock[-1] + 1), recur(self, *args, **named))[1])
+    monkeypatch.setattr("decoders.metronome.time.perf_counter", lambda: clock[-1])
+    short, long = Metronome(core, 3), Metronome(core, 12)
+    assert (short.tokens, long.tokens) == (1, 4) and short() == long() == 3
+
+
+def test_the_pace_is_that_of_each_model():
+    """Two models in one table, one of them ten times as slow: neither is told at the other's beat."""
+    fast, slow = (made_up([(0, "AR", 10, 1, 9 * k)]).frame.assign(beat=float(k), model=f"m{k}") for k in (1, 10))
+    told = at_one_pace(pd.concat([fast, slow]))
+    assert told.decode_seconds.tolist() == [9, 90]
+
+
 def test_intervals_pair_prompts_and_vanish_where_all_agree():
     twice = [(p, d, 10, 1, 9 if d == "AR" else 4) for p in range(6) for d in ("AR", "fast")]
     fast = made_up(twice).summary().set_index("decoder").loc["fast"]
