@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from decoders.replay_counts import Outcome
+from loopscope.errors import RunFolderError
 from loopscope.records import Result
 
 _PLAIN = ("recur", "prelude", "readout", "rows", "proposed", "accepted", "checks", "unread", "exact", "rows_exact", "note")
@@ -30,13 +31,18 @@ class OutcomesResult(Result):
         return cls(pd.DataFrame(rows, columns=list(cls.columns)))
 
     def by_text(self) -> dict[tuple[int, str], Outcome]:
-        """The outcomes again; which drafts were accepted is not kept."""
+        """The outcomes again; which drafts were accepted is not kept. Raises RunFolderError for cells that hold something else."""
         out = {}
-        for row in self.frame.itertuples(index=False):
-            plain = {name: getattr(row, name) for name in _PLAIN}
-            plain = {k: v if isinstance(v, str) else bool(v) if k in ("exact", "rows_exact") else int(v) for k, v in plain.items()}
-            by_rows = {name: {int(w): n for w, n in json.loads(getattr(row, name)).items()} for name in _NESTED[1:]}
-            out[int(row.prompt), str(row.decoder)] = Outcome(**plain, runs=json.loads(row.runs), accepts={}, **by_rows)
+        for number, row in enumerate(self.frame.itertuples(index=False)):
+            try:
+                plain = {name: int(getattr(row, name)) for name in _PLAIN[:-1]}
+                plain |= {name: bool(plain[name]) for name in ("exact", "rows_exact")}
+                by_rows = {name: {int(w): int(n) for w, n in json.loads(getattr(row, name)).items()} for name in _NESTED[1:]}
+                runs = [int(n) for n in json.loads(row.runs)]
+                out[int(row.prompt), str(row.decoder)] = Outcome(**plain, note=str(row.note), runs=runs, accepts={}, **by_rows)
+            except (ValueError, TypeError, AttributeError, OverflowError) as error:
+                raise RunFolderError(f"row {number} of the outcomes table cannot be read, so it is damaged: {error}; take its name out "
+                                     "of the manifest, or collect the findings again") from error
         return out
 
 

@@ -3,6 +3,7 @@
 import json
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from decoders import DASWave, DraftThenVerify, Findings, Wavefront, plan
@@ -164,6 +165,25 @@ def test_a_manifest_with_other_things_for_tables_is_refused(found, tmp_path, tab
     (folder / "manifest.json").write_text(json.dumps(facts | {"tables": tables}))
     with pytest.raises(RunFolderError, match=message):
         Findings.load(folder)
+
+
+@pytest.mark.parametrize("column, value", [("runs", "torn"), ("runs", "null"), ("widths", "[]"), ("read", '{"1": "x"}'), ("fresh", None),
+                                           ("embedded", '{"1": 1e999}'), ("recur", None), ("exact", "no")])
+def test_damaged_outcomes_are_refused(found, tmp_path, column, value):
+    found.outcome(0, Wavefront(1))
+    table = Findings.load(found.save(tmp_path)).tables["outcomes"]
+    type(table)(table.frame.assign(**{column: [value] * len(table.frame)})).save(tmp_path)
+    with pytest.raises(RunFolderError, match="row 0 of the outcomes table cannot be read"):
+        Findings.load(tmp_path)
+
+
+def test_outcomes_of_before_calls_were_told_apart_are_refused(found, tmp_path):
+    found.outcome(0, Wavefront(1))
+    path = found.save(tmp_path) / "outcomes.parquet"
+    kept = pq.read_table(path)
+    pq.write_table(kept.drop_columns(["embedded", "read"]), path)
+    with pytest.raises(RunFolderError, match="needs the columns embedded, read"):
+        Findings.load(tmp_path)
 
 
 def test_a_manifest_without_what_a_replay_needs_is_refused(core, found, tmp_path):
