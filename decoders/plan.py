@@ -165,6 +165,9 @@ def rank(findings: Mapping[str, Any] | Agreements, calibration: Calibration, *, 
     import pandas as pd
 
     facts = calibration.meta
+    if depth is None and "depth" not in facts:
+        raise SettingError("the calibration does not say of which T it is, as a table of several models does not: give one that "
+                           "calibrate() made or that it saved")
     depth = int(facts["depth"]) if depth is None else depth
     injects = bool(facts.get("injects", True)) if injects is None else injects
     found = findings if isinstance(findings, Agreements) else Agreements(findings, task=task, start=start)

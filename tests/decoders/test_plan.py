@@ -337,3 +337,9 @@ def test_positions_are_those_of_the_cell_that_is_read():
     found = Agreements({"prefix_channels": pd.concat([few, many])})
     assert [found.positions("aligned", 1, lag) for lag in (1, 4, 8, 20)] == [28, 28, 36, 36]
     assert found.positions("deep_v", 1, 1) == 0
+
+
+def test_a_calibration_that_does_not_say_its_depth_is_refused(timing):
+    """As a run's table of all its models is."""
+    with pytest.raises(SettingError, match="the calibration does not say of which T it is"):
+        rank({"prefix_channels": channels(EARLY)}, Calibration(timing().frame))
