@@ -21,7 +21,7 @@ from decoders.calls import Embed, Recur, Request, Steps, advance
 from decoders.das_wave import DASWave
 from decoders.decoder import Decoder
 from decoders.draft_then_verify import DraftThenVerify
-from decoders.session import TARGET
+from decoders.session import GUESS, TARGET
 from decoders.wavefront import Wavefront
 from loopscope.rows import ALIGNED, Chain, Draft, Tree, Wave
 
@@ -55,7 +55,8 @@ class Telling:
         if type(request) is Embed:
             return Kind("prelude", "chain", rows.count, "prelude")
         if type(request) is not Recur:
-            feature = "round" if request.on_device else "check" if TARGET == request.role or TARGET in request.role else "draft"
+            unread = request.on_device and request.role == GUESS  # a gated LoopSpec leaves its tokens there too, and waits for them
+            feature = "check" if TARGET == request.role or TARGET in request.role else "round" if unread else "draft"
             return Kind("readout", "chain" if type(rows) is Chain else "at", request.count, feature)
         if type(rows) in (Wave, Tree):
             return Kind("recur", "wave" if type(rows) is Wave else "tree", rows.count, "wave")

@@ -11,7 +11,8 @@ PROMPTS = [[1, 2, 3], [9, 8, 7, 6, 5]]
 CHAINS = [Autoregressive(), DraftThenVerify(1, 4), DraftThenVerify(2, 3), DraftThenVerify(1, 4, "deep_kv"),
           DraftThenVerify(2, 4, "deep_v"), DASWave(3, 1), DASWave(3, 2, growth=2), DASWave(4, 1, capacity=3, bonus=False),
           PromptLookup(4, 2)]
-WAVES = [Wavefront(1), Wavefront(2), Wavefront(3), Wavefront(1, redraft=1), Wavefront(2, redraft=2), LoopSpec(1, 2), LoopSpec(2, 4)]
+WAVES = [Wavefront(1), Wavefront(2), Wavefront(3), Wavefront(1, redraft=1), Wavefront(2, redraft=2), LoopSpec(1, 2), LoopSpec(2, 4),
+         LoopSpec(1, 3, gate=0.1), LoopSpec(2, 3, gate=0.5)]
 
 
 @pytest.mark.parametrize("family, gain", [("huginn", 0.1), ("huginn", 0.4), ("ouro", 0.3), ("parcae", 0.3)])
