@@ -50,8 +50,11 @@ class Played:
     def mean(self, per_cell: Mapping[Cell, float]) -> Prediction:
         """Over all texts, at these seconds."""
         tokens, runs = self.tokens.sum(), self.runs.sum()
-        paid: Price = sum(self.prices, Counter())
-        seconds, host = (sum(n * per_cell[cell] for cell, n in paid.items() if cell[0] == "host" or not only) for only in (False, True))
+        paid: Price = Counter()
+        for price in self.prices:
+            paid.update(price)  # not a sum of Counters: it drops the negative weights of what is read beyond the measured places
+        seconds = sum(n * per_cell[cell] for cell, n in paid.items())
+        host = sum(n * per_cell[cell] for cell, n in paid.items() if cell[0] == "host")
         return Prediction(float(self.calls.sum() / tokens), float(seconds / tokens), float(self.accepted.sum() / runs) if runs else 0.0,
                           float(host / tokens))
 

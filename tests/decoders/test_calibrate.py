@@ -4,6 +4,7 @@ import pytest
 
 from decoders.calibrate import Calibration, calibrate
 from decoders.host import FEATURES, PARTS, HostTimes
+from decoders.priced import Played
 from decoders.replay_counts import Outcome
 from loopscope.errors import SettingError
 
@@ -122,6 +123,17 @@ def test_calls_whose_rows_are_new_have_a_price_of_their_own():
     assert swept(ends).cost(read, "WFD d=1") == 2 / 8 + 4 / 8 + 3 + 10 * 8
     unmeasured = swept({("recur", "chain", 64, 1): [1.0], ("readout", "chain", 64, 1): [0.0], ("prelude", "chain", 64, 1): [0.0]})
     assert unmeasured.cost(calls({1: 5}, fresh={1: 2}), "DtV d=1 K=3 deep_kv") == 5
+
+
+def test_what_is_read_beyond_the_measured_places_is_paid_in_full():
+    """A prefix shorter than those measured, and more rows: their weights are negative on one side, and count."""
+    table = swept({(part, "chain", length, n): [n * length / 64] for part in ("recur", "prelude", "readout") for length in (64, 192)
+                   for n in (1, 4)})
+    made = calls({1: 3, 8: 2}, embedded={1: 1}, read={8: 1})
+    costs = [table.cost(made, "AR", length) for length in (16, 32)]
+    played = Played(np.ones(2), np.ones(2), np.zeros(2), np.zeros(2), [table.price(made, "AR", length) for length in (16, 32)], True)
+    assert any(n < 0 for price in played.prices for n in price.values())
+    assert played.mean(table.prices).seconds_per_token == pytest.approx(sum(costs) / 2) == pytest.approx((3 + 16 + 1 + 8) * 24 / 64)
 
 
 def test_the_sweep_says_how_uncertain_it_is():
