@@ -5,7 +5,7 @@ This is what a second proposal (LoopSpec, arXiv 2609.17184) lives on when both c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,15 +38,9 @@ def second_candidate(model: Any, prompts: Iterable[Any], *, task: str = "", mode
     """
     import pandas as pd
 
-    core = core_of(model)
-    depth = core.check_depth(depth)
-    tokens = read_prompts(core, prompts, 1, "a reading at each depth")
-    name, start = name_of(core, model_name), start_label(core, start_state)
-    rows: list[tuple] = []
-    for index, ids in enumerate(tqdm(tokens, desc=f"second candidate {name}", unit="prompt", disable=not progress)):
-        best = top_tokens(core, ids, 2, depth=depth, start_state=start_state, seed=seed)
-        rows += candidate_rows((name, task, index, start), best)
-    meta = {"depth": depth, "seed": seed, "prompts": len(tokens)}
+    meta, read = readings(model, prompts, 2, "second candidate", task=task, model_name=model_name, depth=depth, start_state=start_state,
+                          seed=seed, progress=progress)
+    rows = [row for key, best in read for row in candidate_rows(key, best)]
     return SecondCandidateResult(pd.DataFrame(rows, columns=list(SecondCandidateResult.columns)), meta)
 
 
@@ -54,6 +48,24 @@ def candidate_rows(key: tuple, best: Tensor) -> list[tuple]:
     """The table's rows of one prompt. best [depth, n, 2 or more]: top_tokens; key: the columns before depth."""
     hits = (best[..., :2] == best[-1, :, :1]).double().mean(1)  # [depth, 2]
     return [(*key, r, *shares, best.shape[1]) for r, shares in enumerate(hits.tolist(), start=1)]
+
+
+def readings(model: Any, prompts: Iterable[Any], count: int, what: str, *, task: str, model_name: str | None, depth: int | None,
+             start_state: str | Tensor | None, seed: int, progress: bool) -> tuple[dict[str, Any], Iterator[tuple[tuple, Tensor]]]:
+    """(meta of the table, an iterator over prompts): the columns model, task, prompt and start, and its `top_tokens`, read when asked for.
+
+    what: the probe's name on the progress bar. Raises what the probes say they raise.
+    """
+    core = core_of(model)
+    full = core.check_depth(depth)
+    tokens = read_prompts(core, prompts, 1, "a reading at each depth")
+    name, start = name_of(core, model_name), start_label(core, start_state)
+
+    def read() -> Iterator[tuple[tuple, Tensor]]:
+        for index, ids in enumerate(tqdm(tokens, desc=f"{what} {name}", unit="prompt", disable=not progress)):
+            yield (name, task, index, start), top_tokens(core, ids, count, depth=full, start_state=start_state, seed=seed)
+
+    return {"depth": full, "seed": seed, "prompts": len(tokens)}, read()
 
 
 def top_tokens(core: Any, ids: Tensor, count: int, *, depth: int, start_state: str | Tensor | None, seed: int) -> Tensor:

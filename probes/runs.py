@@ -13,11 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from loopscope.records import Result
-from probes.candidates import SecondCandidateResult, candidate_rows, top_tokens
-from probes.inputs import core_of, name_of, read_prompts, start_label
+from probes.candidates import SecondCandidateResult, candidate_rows, readings
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,15 +37,9 @@ def agreement_runs(model: Any, prompts: Iterable[Any], *, task: str = "", model_
     """
     import pandas as pd
 
-    core = core_of(model)
-    depth = core.check_depth(depth)
-    tokens = read_prompts(core, prompts, 1, "a reading at each depth")
-    name, start = name_of(core, model_name), start_label(core, start_state)
-    rows: list[tuple] = []
-    for index, ids in enumerate(tqdm(tokens, desc=f"agreement runs {name}", unit="prompt", disable=not progress)):
-        top = top_tokens(core, ids, 1, depth=depth, start_state=start_state, seed=seed)[..., 0]
-        rows += run_rows((name, task, index, start), top)
-    meta = {"depth": depth, "seed": seed, "prompts": len(tokens)}
+    meta, read = readings(model, prompts, 1, "agreement runs", task=task, model_name=model_name, depth=depth, start_state=start_state,
+                          seed=seed, progress=progress)
+    rows = [row for key, best in read for row in run_rows(key, best[..., 0])]
     return AgreementRunsResult(pd.DataFrame(rows, columns=list(AgreementRunsResult.columns)), meta)
 
 
@@ -58,17 +50,13 @@ def candidates_and_runs(model: Any, prompts: Iterable[Any], *, task: str = "", m
     """What second_candidate and agreement_runs give, from one reading of each prompt instead of two. Errors as theirs."""
     import pandas as pd
 
-    core = core_of(model)
-    depth = core.check_depth(depth)
-    tokens = read_prompts(core, prompts, 1, "a reading at each depth")
-    name, start = name_of(core, model_name), start_label(core, start_state)
+    meta, read = readings(model, prompts, 2, "second candidate", task=task, model_name=model_name, depth=depth, start_state=start_state,
+                          seed=seed, progress=progress)
     candidates: list[tuple] = []
     runs: list[tuple] = []
-    for index, ids in enumerate(tqdm(tokens, desc=f"second candidate {name}", unit="prompt", disable=not progress)):
-        best = top_tokens(core, ids, 2, depth=depth, start_state=start_state, seed=seed)
-        candidates += candidate_rows((name, task, index, start), best)
-        runs += run_rows((name, task, index, start), best[..., 0])
-    meta = {"depth": depth, "seed": seed, "prompts": len(tokens)}
+    for key, best in read:
+        candidates += candidate_rows(key, best)
+        runs += run_rows(key, best[..., 0])
     return (SecondCandidateResult(pd.DataFrame(candidates, columns=list(SecondCandidateResult.columns)), meta),
             AgreementRunsResult(pd.DataFrame(runs, columns=list(AgreementRunsResult.columns)), meta))
 

@@ -86,7 +86,7 @@ def test_runs_lie_between_disagreements_and_hold_every_position(family, random_c
 
 
 def test_both_from_one_reading_are_those_from_two(random_core, monkeypatch):
-    import probes.runs as module
+    import probes.candidates as module
 
     core = random_core("huginn", gain=0.2, n_core=1, vocab_size=48, seed=1)
     options = {"task": "t", "start_state": "zero", "progress": False}
